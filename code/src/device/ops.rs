@@ -292,13 +292,14 @@ impl<'a, D: Device> Ops<'a, D> {
         Ok(Matrix { raw: self.device.matrix(parts)?, bias: None, outputs, inputs })
     }
 
-    /// A matrix with a bias `[outputs]`.
-    pub fn matrix_with_bias(&self, weight: &Weight, bias: &Weight) -> Result<Matrix<D>> {
-        if bias.rows() != weight.rows() {
-            return mismatch("matrix_with_bias", format_args!("{bias:?}"), weight.rows());
+    /// A matrix of the rows of all parts in turn, with the biases of all parts in turn.
+    pub fn matrix_with_bias(&self, parts: &[Weight], biases: &[Weight]) -> Result<Matrix<D>> {
+        let matrix = self.matrix(parts)?;
+        let bias = self.row(&biases.iter().flat_map(Weight::to_f32).collect::<Vec<_>>())?;
+        if bias.len != matrix.outputs {
+            return mismatch("matrix_with_bias", format_args!("{biases:?}"), format_args!("{} biases", matrix.outputs));
         }
-        let bias = Some(self.row(&bias.to_f32())?);
-        Ok(Matrix { bias, ..self.matrix(std::slice::from_ref(weight))? })
+        Ok(Matrix { bias: Some(bias), ..matrix })
     }
 
     /// Gate and up weights of a SwiGLU.
