@@ -109,7 +109,14 @@ pub fn plan(
         for _ in 0..steps {
             let tokens = ops.upload_rows(&tokens, sequence.tokens, latents::CHANNELS)?;
             let modulation = model.transformer.modulation(ops, 0.0, None)?;
-            model.transformer.velocity(ops, &tokens, grid_height * grid_width, context, &modulation, &rotary)?;
+            model.transformer.velocity(
+                ops,
+                &tokens,
+                grid_height * grid_width,
+                context,
+                &modulation,
+                &rotary,
+            )?;
         }
         Ok(())
     })?;

@@ -102,7 +102,15 @@ impl Weight {
             "weight {name} exceeds its storage"
         );
         let row_stride = shape.iter().skip(1).product();
-        Self { name: name.into(), storage, offset, dtype, shape: shape.to_vec(), row_stride, order: RowOrder::Stored }
+        Self {
+            name: name.into(),
+            storage,
+            offset,
+            dtype,
+            shape: shape.to_vec(),
+            row_stride,
+            order: RowOrder::Stored,
+        }
     }
 
     /// A weight from numbers, for tests.
@@ -211,7 +219,9 @@ impl Weight {
         let bytes = self.row_bytes(row);
         match self.dtype {
             DType::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-            DType::Bf16 => bytes.as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect(),
+            DType::Bf16 => {
+                bytes.as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect()
+            }
         }
     }
 

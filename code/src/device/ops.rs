@@ -254,7 +254,13 @@ impl<'a, D: Device> Ops<'a, D> {
     }
 
     /// An image `[height, width, channels]` from host values.
-    pub fn upload_image(&self, values: &[f32], height: usize, width: usize, channels: usize) -> Result<Tensor<D>> {
+    pub fn upload_image(
+        &self,
+        values: &[f32],
+        height: usize,
+        width: usize,
+        channels: usize,
+    ) -> Result<Tensor<D>> {
         let shape = Shape::Image(height, width, channels);
         if values.len() != shape.elements() {
             return mismatch("upload_image", values.len(), shape);
@@ -297,7 +303,11 @@ impl<'a, D: Device> Ops<'a, D> {
         let matrix = self.matrix(parts)?;
         let bias = self.row(&biases.iter().flat_map(Weight::to_f32).collect::<Vec<_>>())?;
         if bias.len != matrix.outputs {
-            return mismatch("matrix_with_bias", format_args!("{biases:?}"), format_args!("{} biases", matrix.outputs));
+            return mismatch(
+                "matrix_with_bias",
+                format_args!("{biases:?}"),
+                format_args!("{} biases", matrix.outputs),
+            );
         }
         Ok(Matrix { bias: Some(bias), ..matrix })
     }
@@ -307,7 +317,11 @@ impl<'a, D: Device> Ops<'a, D> {
         if gate.shape() != up.shape() || gate.shape().len() != 2 {
             return mismatch("gated_matrix", format_args!("{gate:?}, {up:?}"), "two matrices of one shape");
         }
-        Ok(GatedMatrix { raw: self.device.gated_matrix(gate, up)?, outputs: gate.rows(), inputs: gate.row_len() })
+        Ok(GatedMatrix {
+            raw: self.device.gated_matrix(gate, up)?,
+            outputs: gate.rows(),
+            inputs: gate.row_len(),
+        })
     }
 
     /// A convolution kernel with its bias.
@@ -328,7 +342,13 @@ impl<'a, D: Device> Ops<'a, D> {
 
     // ---- rows
 
-    fn check_linear(&self, name: &'static str, x: &Tensor<D>, outputs: usize, inputs: usize) -> Result<Shape> {
+    fn check_linear(
+        &self,
+        name: &'static str,
+        x: &Tensor<D>,
+        outputs: usize,
+        inputs: usize,
+    ) -> Result<Shape> {
         match x.shape {
             Shape::Rows(rows, columns) if columns == inputs => Ok(Shape::Rows(rows, outputs)),
             got => mismatch(name, got, format_args!("[rows, {inputs}]")),
@@ -378,13 +398,23 @@ impl<'a, D: Device> Ops<'a, D> {
     }
 
     /// `(x - mean) / sqrt(variance + epsilon) · weight + bias` by row.
-    pub fn layer_norm(&self, x: &Tensor<D>, weight: &Row<D>, bias: &Row<D>, epsilon: f32) -> Result<Tensor<D>> {
+    pub fn layer_norm(
+        &self,
+        x: &Tensor<D>,
+        weight: &Row<D>,
+        bias: &Row<D>,
+        epsilon: f32,
+    ) -> Result<Tensor<D>> {
         if weight.len != x.columns() || bias.len != x.columns() {
             return mismatch("layer_norm", format_args!("weight {}, bias {}", weight.len, bias.len), x.shape);
         }
-        self.tensor("layer_norm", || x.shape.to_string(), x.shape.elements(), x.shape, || {
-            self.device.layer_norm(&x.raw, &weight.raw, &bias.raw, epsilon)
-        })
+        self.tensor(
+            "layer_norm",
+            || x.shape.to_string(),
+            x.shape.elements(),
+            x.shape,
+            || self.device.layer_norm(&x.raw, &weight.raw, &bias.raw, epsilon),
+        )
     }
 
     /// `x / sqrt(mean(x²) + epsilon) · weight` by row.
@@ -392,9 +422,13 @@ impl<'a, D: Device> Ops<'a, D> {
         if weight.len != x.columns() {
             return mismatch("rms_norm", format_args!("weight {}", weight.len), x.shape);
         }
-        self.tensor("rms_norm", || x.shape.to_string(), x.shape.elements(), x.shape, || {
-            self.device.rms_norm(&x.raw, &weight.raw, epsilon)
-        })
+        self.tensor(
+            "rms_norm",
+            || x.shape.to_string(),
+            x.shape.elements(),
+            x.shape,
+            || self.device.rms_norm(&x.raw, &weight.raw, epsilon),
+        )
     }
 
     /// `a + b`.
@@ -402,7 +436,13 @@ impl<'a, D: Device> Ops<'a, D> {
         if a.shape != b.shape {
             return mismatch("add", b.shape, a.shape);
         }
-        self.tensor("add", || a.shape.to_string(), a.shape.elements(), a.shape, || self.device.add(&a.raw, &b.raw))
+        self.tensor(
+            "add",
+            || a.shape.to_string(),
+            a.shape.elements(),
+            a.shape,
+            || self.device.add(&a.raw, &b.raw),
+        )
     }
 
     /// `x + gate · y`.
@@ -410,9 +450,13 @@ impl<'a, D: Device> Ops<'a, D> {
         if x.shape != y.shape || gate.len != x.columns() {
             return mismatch("gated_add", format_args!("{} and gate {}", y.shape, gate.len), x.shape);
         }
-        self.tensor("gated_add", || x.shape.to_string(), x.shape.elements(), x.shape, || {
-            self.device.gated_add(&x.raw, &gate.raw, &y.raw)
-        })
+        self.tensor(
+            "gated_add",
+            || x.shape.to_string(),
+            x.shape.elements(),
+            x.shape,
+            || self.device.gated_add(&x.raw, &gate.raw, &y.raw),
+        )
     }
 
     /// Rows of all parts in turn.
@@ -433,9 +477,13 @@ impl<'a, D: Device> Ops<'a, D> {
             return mismatch("slice_rows", format_args!("{range:?}"), x.shape);
         }
         let shape = Shape::Rows(range.len(), x.columns());
-        self.tensor("slice_rows", || format!("{} {range:?}", x.shape), 0, shape, || {
-            self.device.slice_rows(&x.raw, range.clone())
-        })
+        self.tensor(
+            "slice_rows",
+            || format!("{} {range:?}", x.shape),
+            0,
+            shape,
+            || self.device.slice_rows(&x.raw, range.clone()),
+        )
     }
 
     /// The one row of `x` as `parts` row vectors of equal length.
@@ -444,15 +492,25 @@ impl<'a, D: Device> Ops<'a, D> {
             return mismatch("split_row", x.shape, format_args!("[1, {parts} n]"));
         }
         let len = x.columns() / parts;
-        let rows =
-            self.run("split_row", || x.shape.to_string(), 0, x.columns(), || self.device.split_row(&x.raw, parts))?;
+        let rows = self.run(
+            "split_row",
+            || x.shape.to_string(),
+            0,
+            x.columns(),
+            || self.device.split_row(&x.raw, parts),
+        )?;
         Ok(rows.into_iter().map(|raw| Row { raw, len }).collect())
     }
 
     /// `1 + row`.
     pub fn one_plus(&self, row: &Row<D>) -> Result<Row<D>> {
-        let raw =
-            self.run("one_plus", || format!("[{}]", row.len), row.len, row.len, || self.device.one_plus(&row.raw))?;
+        let raw = self.run(
+            "one_plus",
+            || format!("[{}]", row.len),
+            row.len,
+            row.len,
+            || self.device.one_plus(&row.raw),
+        )?;
         Ok(Row { raw, len: row.len })
     }
 
@@ -536,10 +594,18 @@ impl<'a, D: Device> Ops<'a, D> {
         }
     }
 
-    fn raw_norm<'n>(name: &'static str, x: &Tensor<D>, norm: &'n GroupNorm<D>) -> Result<RawGroupNorm<'n, D>> {
+    fn raw_norm<'n>(
+        name: &'static str,
+        x: &Tensor<D>,
+        norm: &'n GroupNorm<D>,
+    ) -> Result<RawGroupNorm<'n, D>> {
         let [_, _, channels] = Self::image_dims(name, x)?;
         if norm.weight.len != channels || norm.bias.len != channels || !channels.is_multiple_of(norm.groups) {
-            return mismatch(name, x.shape, format_args!("{} channels in {} groups", norm.weight.len, norm.groups));
+            return mismatch(
+                name,
+                x.shape,
+                format_args!("{} channels in {} groups", norm.weight.len, norm.groups),
+            );
         }
         Ok(RawGroupNorm {
             groups: norm.groups,
@@ -559,9 +625,13 @@ impl<'a, D: Device> Ops<'a, D> {
     /// Group normalisation, then SiLU if asked.
     pub fn group_norm(&self, x: &Tensor<D>, norm: &GroupNorm<D>, silu: bool) -> Result<Tensor<D>> {
         let raw = Self::raw_norm("group_norm", x, norm)?;
-        self.tensor("group_norm", || x.shape.to_string(), x.shape.elements(), x.shape, || {
-            self.device.group_norm(&x.raw, &raw, silu)
-        })
+        self.tensor(
+            "group_norm",
+            || x.shape.to_string(),
+            x.shape.elements(),
+            x.shape,
+            || self.device.group_norm(&x.raw, &raw, silu),
+        )
     }
 
     /// `residual + conv(silu(group_norm(x)))`.
@@ -574,7 +644,8 @@ impl<'a, D: Device> Ops<'a, D> {
         residual: Option<&Tensor<D>>,
     ) -> Result<Tensor<D>> {
         let raw = Self::raw_norm("norm_silu_conv", x, norm)?;
-        let (shape, flops) = self.check_conv("norm_silu_conv", Self::image_dims("norm_silu_conv", x)?, conv, geometry)?;
+        let (shape, flops) =
+            self.check_conv("norm_silu_conv", Self::image_dims("norm_silu_conv", x)?, conv, geometry)?;
         if let Some(residual) = residual
             && residual.shape != shape
         {
@@ -582,14 +653,21 @@ impl<'a, D: Device> Ops<'a, D> {
         }
         let shapes = || format!("{} x {}x{} to {}", x.shape, conv.size, conv.size, conv.outputs);
         self.tensor("norm_silu_conv", shapes, flops, shape, || {
-            self.device.norm_silu_conv(&x.raw, &raw, &conv.raw, geometry, residual.map(|residual| &residual.raw))
+            self.device.norm_silu_conv(
+                &x.raw,
+                &raw,
+                &conv.raw,
+                geometry,
+                residual.map(|residual| &residual.raw),
+            )
         })
     }
 
     /// `conv(upsample(x))`, nearest neighbour ×2.
     pub fn upsample_conv(&self, x: &Tensor<D>, conv: &Conv<D>, geometry: ConvGeometry) -> Result<Tensor<D>> {
         let [height, width, channels] = Self::image_dims("upsample_conv", x)?;
-        let (shape, flops) = self.check_conv("upsample_conv", [2 * height, 2 * width, channels], conv, geometry)?;
+        let (shape, flops) =
+            self.check_conv("upsample_conv", [2 * height, 2 * width, channels], conv, geometry)?;
         let shapes = || format!("{} x {}x{} to {}", x.shape, conv.size, conv.size, conv.outputs);
         self.tensor("upsample_conv", shapes, flops, shape, || {
             self.device.upsample_conv(&x.raw, &conv.raw, geometry)
@@ -616,8 +694,12 @@ impl<'a, D: Device> Ops<'a, D> {
             return mismatch("rows_to_image", x.shape, format_args!("{height} x {width} rows"));
         }
         let shape = Shape::Image(height, width, x.columns());
-        self.tensor("rows_to_image", || x.shape.to_string(), 0, shape, || {
-            self.device.rows_to_image(&x.raw, height, width)
-        })
+        self.tensor(
+            "rows_to_image",
+            || x.shape.to_string(),
+            0,
+            shape,
+            || self.device.rows_to_image(&x.raw, height, width),
+        )
     }
 }

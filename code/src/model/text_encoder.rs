@@ -101,8 +101,8 @@ impl<D: Device> TextEncoder<D> {
             ));
         }
         let prefix = spec.text_prefix;
-        let embed_tokens =
-            loader.weight(&format!("{prefix}embed_tokens.weight"), &[config.vocab_size, config.hidden_size])?;
+        let embed_tokens = loader
+            .weight(&format!("{prefix}embed_tokens.weight"), &[config.vocab_size, config.hidden_size])?;
         let layers = (0..depth)
             .map(|index| Layer::load(loader, config, &format!("{prefix}layers.{index}.")))
             .collect::<Result<_>>()?;
@@ -192,10 +192,14 @@ impl<D: Device> Layer<D> {
             qkv_proj: ops.matrix(&[q_proj, k_proj, v_proj])?,
             q_norm: pair_row("self_attn.q_norm")?,
             k_norm: pair_row("self_attn.k_norm")?,
-            o_proj: ops.matrix(&[weight("self_attn.o_proj", &[hidden, config.num_attention_heads * head_dim])?])?,
-            post_attention_layernorm: loader.row(&format!("{prefix}post_attention_layernorm.weight"), hidden)?,
-            gate_up_proj: ops
-                .gated_matrix(&weight("mlp.gate_proj", &[mlp, hidden])?, &weight("mlp.up_proj", &[mlp, hidden])?)?,
+            o_proj: ops
+                .matrix(&[weight("self_attn.o_proj", &[hidden, config.num_attention_heads * head_dim])?])?,
+            post_attention_layernorm: loader
+                .row(&format!("{prefix}post_attention_layernorm.weight"), hidden)?,
+            gate_up_proj: ops.gated_matrix(
+                &weight("mlp.gate_proj", &[mlp, hidden])?,
+                &weight("mlp.up_proj", &[mlp, hidden])?,
+            )?,
             down_proj: ops.matrix(&[weight("mlp.down_proj", &[hidden, mlp])?])?,
         })
     }

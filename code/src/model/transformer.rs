@@ -174,7 +174,9 @@ impl<D: Device> Transformer<D> {
                 .map(|index| DoubleBlock::load(loader, config, &format!("transformer_blocks.{index}.")))
                 .collect::<Result<_>>()?,
             single_transformer_blocks: (0..config.num_single_layers)
-                .map(|index| SingleBlock::load(loader, config, &format!("single_transformer_blocks.{index}.attn.")))
+                .map(|index| {
+                    SingleBlock::load(loader, config, &format!("single_transformer_blocks.{index}.attn."))
+                })
                 .collect::<Result<_>>()?,
             norm_out: matrix("norm_out.linear", 2 * width, width)?,
             proj_out: matrix("proj_out", config.in_channels, width)?,
@@ -208,8 +210,14 @@ impl<D: Device> Transformer<D> {
     }
 
     /// Modulation of one step, from `timestep` = 1000 σ and, for a guided model, 1000 × the guidance scale.
-    pub fn modulation(&self, ops: &Ops<'_, D>, timestep: f32, guidance: Option<f32>) -> Result<StepModulation<D>> {
-        let mut temb = self.timestep_embedder.forward(ops, timestep, self.config.timestep_guidance_channels)?;
+    pub fn modulation(
+        &self,
+        ops: &Ops<'_, D>,
+        timestep: f32,
+        guidance: Option<f32>,
+    ) -> Result<StepModulation<D>> {
+        let mut temb =
+            self.timestep_embedder.forward(ops, timestep, self.config.timestep_guidance_channels)?;
         if let Some(embedder) = &self.guidance_embedder {
             let guidance = guidance.unwrap_or(0.0);
             let embedded = embedder.forward(ops, guidance, self.config.timestep_guidance_channels)?;
@@ -231,7 +239,13 @@ impl<D: Device> Transformer<D> {
         // Scale first here, shift first everywhere else.
         let rows = ops.split_row(&ops.linear(&s, &self.norm_out)?, 2)?;
         let [scale, out_shift] = exactly(rows)?;
-        Ok(StepModulation { double_image, double_text, single, out_one_plus_scale: ops.one_plus(&scale)?, out_shift })
+        Ok(StepModulation {
+            double_image,
+            double_text,
+            single,
+            out_one_plus_scale: ops.one_plus(&scale)?,
+            out_shift,
+        })
     }
 
     /// The velocity of the first `image_tokens` of `tokens` (image, then references): `[image_tokens, channels]`.
@@ -389,7 +403,12 @@ struct StreamNames {
 }
 
 impl<D: Device> Stream<D> {
-    fn load(loader: &Loader<'_, D>, config: &TransformerConfig, prefix: &str, names: &StreamNames) -> Result<Self> {
+    fn load(
+        loader: &Loader<'_, D>,
+        config: &TransformerConfig,
+        prefix: &str,
+        names: &StreamNames,
+    ) -> Result<Self> {
         let (width, mlp, head_dim) = (config.width(), config.mlp_width(), config.attention_head_dim);
         let weight = |name: &str, shape: &[usize]| loader.weight(&format!("{prefix}{name}.weight"), shape);
         let [q, k, v] = names.qkv.map(|name| weight(name, &[width, width]));
@@ -399,12 +418,20 @@ impl<D: Device> Stream<D> {
             norm_q: loader.row(&format!("{prefix}{}.weight", names.norms[0]), head_dim)?,
             norm_k: loader.row(&format!("{prefix}{}.weight", names.norms[1]), head_dim)?,
             to_out: loader.ops.matrix(&[weight(names.out, &[width, width])?])?,
-            linear_in: loader.ops.gated_matrix(&linear_in.slice_rows(0..mlp), &linear_in.slice_rows(mlp..2 * mlp))?,
+            linear_in: loader
+                .ops
+                .gated_matrix(&linear_in.slice_rows(0..mlp), &linear_in.slice_rows(mlp..2 * mlp))?,
             linear_out: loader.ops.matrix(&[weight(names.mlp[1], &[width, mlp])?])?,
         })
     }
 
-    fn qkv(&self, ops: &Ops<'_, D>, x: &Tensor<D>, modulation: &Modulation<D>, epsilon: f32) -> Result<Tensor<D>> {
+    fn qkv(
+        &self,
+        ops: &Ops<'_, D>,
+        x: &Tensor<D>,
+        modulation: &Modulation<D>,
+        epsilon: f32,
+    ) -> Result<Tensor<D>> {
         ops.linear(&modulation.norm(ops, x, epsilon)?, &self.to_qkv)
     }
 

@@ -184,7 +184,8 @@ impl<D: Device> Loader<'_, D> {
 
 impl<D: Device> Encoder<D> {
     fn load(loader: &Loader<'_, D>, config: &VaeConfig) -> Result<Self> {
-        let (widths, groups, latent) = (&config.block_out_channels, config.norm_num_groups, config.latent_channels);
+        let (widths, groups, latent) =
+            (&config.block_out_channels, config.norm_num_groups, config.latent_channels);
         let mut down_blocks = Vec::new();
         for (level, &width) in widths.iter().enumerate() {
             let prefix = format!("encoder.down_blocks.{level}");
@@ -214,7 +215,8 @@ impl<D: Device> Decoder<D> {
         let mut inputs = widest;
         for (level, &width) in config.block_out_channels.iter().rev().enumerate() {
             let prefix = format!("decoder.up_blocks.{level}");
-            let resnets = Resnet::load_all(loader, &prefix, config.layers_per_block + 1, inputs, width, groups)?;
+            let resnets =
+                Resnet::load_all(loader, &prefix, config.layers_per_block + 1, inputs, width, groups)?;
             let sampler = (level + 1 < config.block_out_channels.len())
                 .then(|| loader.conv(&format!("{prefix}.upsamplers.0.conv"), width, width, 3))
                 .transpose()?;
@@ -233,7 +235,13 @@ impl<D: Device> Decoder<D> {
 }
 
 impl<D: Device> Resnet<D> {
-    fn load(loader: &Loader<'_, D>, prefix: &str, inputs: usize, outputs: usize, groups: usize) -> Result<Self> {
+    fn load(
+        loader: &Loader<'_, D>,
+        prefix: &str,
+        inputs: usize,
+        outputs: usize,
+        groups: usize,
+    ) -> Result<Self> {
         Ok(Self {
             norm1: loader.group_norm(&format!("{prefix}.norm1"), inputs, groups)?,
             conv1: loader.conv(&format!("{prefix}.conv1"), outputs, inputs, 3)?,
@@ -299,7 +307,11 @@ impl<D: Device> Mid<D> {
     fn forward(&self, ops: &Ops<'_, D>, x: Tensor<D>) -> Result<Tensor<D>> {
         let x = self.resnets[0].forward(ops, x)?;
         let crate::device::Shape::Image(height, width, _) = x.shape() else {
-            return Err(Error::Shape { operation: "vae.mid", got: x.shape().to_string(), wanted: "an image".into() });
+            return Err(Error::Shape {
+                operation: "vae.mid",
+                got: x.shape().to_string(),
+                wanted: "an image".into(),
+            });
         };
         let h = ops.image_to_rows(&ops.group_norm(&x, &self.group_norm, false)?)?;
         let qkv = ops.linear(&h, &self.to_qkv)?; // [height · width, 3 · channels]

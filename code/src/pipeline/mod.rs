@@ -4,15 +4,15 @@
 //! This file holds what callers see; [`open`] loads checkpoints, [`Flux2`] makes pictures, [`plan`](crate::plan)
 //! counts the same run without weights.
 
-pub(crate) mod run;
 mod load;
 mod reference_cache;
+pub(crate) mod run;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
+pub use load::{check, open};
 pub use run::Flux2;
 pub(crate) use run::TOKEN_PIXELS;
-pub use load::{check, open};
 
 use image::RgbImage;
 

@@ -134,7 +134,9 @@ impl<D: Device> Flux2<D> {
             return Ok(());
         }
         if let Some((name, path)) = self.components.iter().find_map(Component::first_non_finite) {
-            let what = format!("tensor {name} holds NaN or infinity; download the file again (found at stage {stage})");
+            let what = format!(
+                "tensor {name} holds NaN or infinity; download the file again (found at stage {stage})"
+            );
             return Err(Error::checkpoint(path, what));
         }
         Err(Error::NonFinite { stage: stage.into(), bad, total: values.len() })
@@ -148,7 +150,11 @@ impl<D: Device> Flux2<D> {
         Ok(embeds)
     }
 
-    fn encode_references(&mut self, images: &[ReferencePixels], bridge: &mut Bridge<'_>) -> Result<(References, usize)> {
+    fn encode_references(
+        &mut self,
+        images: &[ReferencePixels],
+        bridge: &mut Bridge<'_>,
+    ) -> Result<(References, usize)> {
         let mut references = References::default();
         let mut cached = 0;
         for (index, pixels) in images.iter().enumerate() {
@@ -189,7 +195,11 @@ impl<D: Device> Flux2<D> {
         bridge.stage(Stage::Dit, timing, |bridge, timing| {
             let [grid_height, grid_width] = run.grid;
             let schedule = Schedule::new(grid_height * grid_width, run.steps);
-            let z = noise::standard_normal(run.seed, latents::CHANNELS * grid_height * grid_width, self.info.precision);
+            let z = noise::standard_normal(
+                run.seed,
+                latents::CHANNELS * grid_height * grid_width,
+                self.info.precision,
+            );
             let mut x = latents::pack(&z, grid_height, grid_width);
             for step in 0..run.steps {
                 let start = Instant::now();
@@ -330,7 +340,13 @@ impl<D: Device> Pipeline for Flux2<D> {
         let references = prepare_all(&request.references)?;
         let grid = [request.height.div_ceil(TOKEN_PIXELS), request.width.div_ceil(TOKEN_PIXELS)];
         let sizes: Vec<_> = references.iter().map(|pixels| [pixels.height, pixels.width]).collect();
-        let plan = plan::plan(&self.configs, self.info.spec, [request.height, request.width], &sizes, request.steps)?;
+        let plan = plan::plan(
+            &self.configs,
+            self.info.spec,
+            [request.height, request.width],
+            &sizes,
+            request.steps,
+        )?;
         let mut bridge = Bridge::planned(progress, &plan);
         let mut timing = Timing::default();
         let embeds = bridge.stage(Stage::TextEncoder, &mut timing, |bridge, _| {
@@ -354,7 +370,8 @@ impl<D: Device> Pipeline for Flux2<D> {
             guidance: request.guidance,
         };
         let latents = self.denoise_from(&embeds, &references, &run, &mut bridge, &mut timing)?;
-        let image = bridge.stage(Stage::VaeDecode, &mut timing, |bridge, _| self.decode_latents(&latents, bridge))?;
+        let image =
+            bridge.stage(Stage::VaeDecode, &mut timing, |bridge, _| self.decode_latents(&latents, bridge))?;
         Ok((pixels::centre_crop(&image, request.width, request.height), timing))
     }
 
