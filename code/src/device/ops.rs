@@ -160,7 +160,7 @@ pub trait Observer {
         false
     }
     /// The value of a named stage of the model, as `dit.double0.text` or `vae.decoder.mid`.
-    fn value(&mut self, _stage: &str, _shape: Shape, _values: Vec<f32>) {}
+    fn value(&mut self, _stage: &str, _shape: Shape, _values: &[f32]) {}
 }
 
 /// An observer that writes down every operation.
@@ -210,7 +210,7 @@ impl<'a, D: Device> Ops<'a, D> {
             let name = name();
             if observer.borrow().wants(&name) {
                 let values = self.device.download(&x.raw)?;
-                observer.borrow_mut().value(&name, x.shape, values);
+                observer.borrow_mut().value(&name, x.shape, &values);
             }
         }
         Ok(())

@@ -140,12 +140,15 @@ impl<D: Device> Vae<D> {
         ops.stage(&x, || "vae.encoder.mid".into())?;
         let x =
             ops.norm_silu_conv(&x, &encoder.conv_norm_out, &encoder.conv_out, ConvGeometry::SAME_3X3, None)?;
-        ops.conv2d(&x, &encoder.quant_conv, ConvGeometry::POINTWISE)
+        let moments = ops.conv2d(&x, &encoder.quant_conv, ConvGeometry::POINTWISE)?;
+        ops.stage(&moments, || "vae.encoder.moments".into())?;
+        Ok(moments)
     }
 
     /// An image `[8 · height, 8 · width, 3]`, about -1..1, from latents `[height, width, latent channels]`.
     pub fn decode(&self, ops: &Ops<'_, D>, latents: &Tensor<D>) -> Result<Tensor<D>> {
         let decoder = &self.decoder;
+        ops.stage(latents, || "vae.decoder.input".into())?;
         let x = ops.conv2d(latents, &decoder.post_quant_conv, ConvGeometry::POINTWISE)?;
         let x = ops.conv2d(&x, &decoder.conv_in, ConvGeometry::SAME_3X3)?;
         ops.stage(&x, || "vae.decoder.conv_in".into())?;
@@ -160,7 +163,10 @@ impl<D: Device> Vae<D> {
             }
             ops.stage(&x, || format!("vae.decoder.up{index}"))?;
         }
-        ops.norm_silu_conv(&x, &decoder.conv_norm_out, &decoder.conv_out, ConvGeometry::SAME_3X3, None)
+        let image =
+            ops.norm_silu_conv(&x, &decoder.conv_norm_out, &decoder.conv_out, ConvGeometry::SAME_3X3, None)?;
+        ops.stage(&image, || "vae.decoder.output".into())?;
+        Ok(image)
     }
 }
 

@@ -19,6 +19,7 @@ use crate::{
     error::{Error, Result},
     model::{Configs, Model, Weights, read_json},
     prompt::PromptTokenizer,
+    request::Limits,
     spec::{self, ModelSpec},
 };
 
@@ -102,18 +103,31 @@ fn check_scheduler(checkpoint: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Loads a checkpoint onto a device of the caller's. [`open`] is the same with the device by choice.
+///
+/// # Errors
+/// As [`open`].
+pub fn load<D: Device>(
+    checkpoint: &Path,
+    text_encoder: Option<&Path>,
+    device: D,
+    limits: Option<Limits>,
+) -> Result<Flux2<D>> {
+    Flux2::new(Checkpoint::open(checkpoint, text_encoder)?, device, limits)
+}
+
 /// Loads a checkpoint onto a device.
 ///
 /// # Errors
 /// [`Error::Checkpoint`] for anything missing, extra, mis-shaped or damaged; [`Error::Device`] if the device cannot be
 /// opened.
 pub fn open(options: &OpenOptions) -> Result<Box<dyn Pipeline>> {
-    let checkpoint = Checkpoint::open(&options.checkpoint, options.text_encoder.as_deref())?;
+    let (checkpoint, text_encoder) = (options.checkpoint.as_path(), options.text_encoder.as_deref());
     let limits = options.limits.clone();
     match options.device {
         DeviceChoice::Cpu { threads } => {
             let device = CpuDevice::new(CpuOptions { precision: options.precision, threads })?;
-            Ok(Box::new(Flux2::new(checkpoint, device, limits)?))
+            Ok(Box::new(load(checkpoint, text_encoder, device, limits)?))
         }
     }
 }

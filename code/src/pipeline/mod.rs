@@ -10,14 +10,14 @@ pub(crate) mod run;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
-pub use load::{check, open};
+pub use load::{check, load, open};
 pub use run::Flux2;
 pub(crate) use run::TOKEN_PIXELS;
 
 use image::RgbImage;
 
 use crate::{
-    device::{MemoryReport, Precision},
+    device::{MemoryReport, Precision, Shape},
     error::Result,
     prompt::PromptTokenizer,
     request::{Limits, Request},
@@ -157,6 +157,12 @@ pub trait Progress {
     fn wants_preview(&mut self, _step: usize, _steps: usize) -> bool {
         false
     }
+    /// Asked whether [`Progress::value`] wants the value of a named stage (it costs a download). For comparing devices.
+    fn wants_value(&self, _stage: &str) -> bool {
+        false
+    }
+    /// The value of a named stage, as `dit.double0.text`, `step2.velocity` or `vae.decoder.mid`.
+    fn value(&mut self, _stage: &str, _shape: Shape, _values: &[f32]) {}
 }
 
 /// Follows nothing.

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     checkpoint::Component,
-    device::{Device, Observer, Operation, Ops},
+    device::{Device, Observer, Operation, Ops, Precision, Shape},
     error::{Error, Result},
     latents,
     model::{Configs, Model},
@@ -37,6 +37,7 @@ pub struct Flux2<D: Device> {
     tokenizer: Arc<PromptTokenizer>,
     cache: ReferenceCache,
     info: ModelInfo,
+    noise: Precision,
 }
 
 /// Carries a run's operations to the caller's [`Progress`].
@@ -57,9 +58,22 @@ impl Observer for Bridge<'_> {
         self.done = (self.done + operation.flops).min(self.total);
         self.progress.event(Event::Work { done: self.done, total: self.total });
     }
+    fn wants(&self, stage: &str) -> bool {
+        self.progress.wants_value(stage)
+    }
+    fn value(&mut self, stage: &str, shape: Shape, values: &[f32]) {
+        self.progress.value(stage, shape, values);
+    }
 }
 
 impl<'a> Bridge<'a> {
+    /// Shows a value that the host made, rows of `columns`.
+    fn show(&mut self, stage: &str, columns: usize, values: &[f32]) {
+        if self.progress.wants_value(stage) {
+            self.progress.value(stage, Shape::Rows(values.len() / columns, columns), values);
+        }
+    }
+
     /// Follows a run that is not planned: no totals are reported.
     fn unplanned(progress: &'a mut dyn Progress) -> Self {
         Self { progress, done: 0, total: 0, stage_ends: Vec::new() }
@@ -114,7 +128,17 @@ impl<D: Device> Flux2<D> {
             limits: limits.unwrap_or_else(|| spec.limits.clone()),
             memory: device.memory(),
         };
-        Ok(Self { device, model, configs, components, tokenizer, cache: ReferenceCache::default(), info })
+        let noise = device.precision();
+        Ok(Self {
+            device,
+            model,
+            configs,
+            components,
+            tokenizer,
+            cache: ReferenceCache::default(),
+            info,
+            noise,
+        })
     }
 
     /// The model, for tests and comparisons stage by stage.
@@ -125,6 +149,12 @@ impl<D: Device> Flux2<D> {
     /// The device.
     pub fn device(&self) -> &D {
         &self.device
+    }
+
+    /// Draws the noise of another precision than the device's: torch gives a seed other noise in f32 and in bf16, so this is
+    /// how runs of both precisions are compared on one picture.
+    pub fn set_noise(&mut self, precision: Precision) {
+        self.noise = precision;
     }
 
     /// Non-finite values in `values` end the run; if a weight is to blame it is named.
@@ -147,6 +177,7 @@ impl<D: Device> Flux2<D> {
         let ops = Ops::observed(&self.device, bridge);
         let embeds = encode_tokens(&self.model, &ops, &tokens.ids, tokens.real)?;
         self.ensure_finite("text encoder", &embeds.values)?;
+        bridge.show("prompt_embeds", embeds.width, &embeds.values);
         Ok(embeds)
     }
 
@@ -166,6 +197,7 @@ impl<D: Device> Flux2<D> {
                 let ops = Ops::observed(&self.device, bridge);
                 let tokens = Arc::new(encode_pixels(&self.model, &ops, pixels)?);
                 self.ensure_finite(&format!("reference {index}"), &tokens)?;
+                bridge.show(&format!("reference{index}.tokens"), latents::CHANNELS, &tokens);
                 self.cache.insert(key, Arc::clone(&tokens));
                 tokens
             };
@@ -201,6 +233,7 @@ impl<D: Device> Flux2<D> {
                 self.info.precision,
             );
             let mut x = latents::pack(&z, grid_height, grid_width);
+            bridge.show("noise", latents::CHANNELS, &x);
             for step in 0..run.steps {
                 let start = Instant::now();
                 let ops = Ops::observed(&self.device, bridge);
@@ -222,6 +255,8 @@ impl<D: Device> Flux2<D> {
                 let velocity = ops.download(&velocity)?;
                 self.ensure_finite(&format!("denoising step {} of {}", step + 1, run.steps), &velocity)?;
                 schedule.step(step, &mut x, &velocity);
+                bridge.show(&format!("step{step}.velocity"), latents::CHANNELS, &velocity);
+                bridge.show(&format!("step{step}.latents"), latents::CHANNELS, &x);
                 let seconds = start.elapsed().as_secs_f64();
                 timing.step_s.push(seconds);
                 let done = step + 1;
