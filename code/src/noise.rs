@@ -18,6 +18,8 @@ use crate::device::Precision;
 const BLOCK: usize = 16;
 /// Pairs of a block: value `j` goes with value `j + PAIRS`.
 const PAIRS: usize = BLOCK / 2;
+/// Added to every value, as torch does: it turns -0 into 0.
+const MEAN: f32 = 0.0;
 /// Different uniforms of the bf16 path.
 const BF16_LEVELS: usize = 256;
 
@@ -68,8 +70,8 @@ fn box_muller_f32(block: &mut [f32; BLOCK]) {
     for j in 0..PAIRS {
         let radius = (-2.0 * cephes_ln(1.0 - block[j])).sqrt();
         let (sin, cos) = cephes_sin_cos(std::f32::consts::TAU * block[j + PAIRS]);
-        block[j] = radius * cos;
-        block[j + PAIRS] = radius * sin;
+        block[j] = radius * cos + MEAN;
+        block[j + PAIRS] = radius * sin + MEAN;
     }
 }
 
@@ -161,9 +163,8 @@ impl Bf16Table {
         let level = |uniform: f32| (uniform * BF16_LEVELS as f32) as usize;
         for j in 0..PAIRS {
             let (radius, angle) = (self.radius[level(block[j])], level(block[j + PAIRS]));
-            // torch adds the mean to the first half only, which turns -0 into 0.
-            block[j] = round_bf16(radius * self.cos[angle]) + 0.0;
-            block[j + PAIRS] = round_bf16(radius * self.sin[angle]);
+            block[j] = round_bf16(radius * self.cos[angle]) + MEAN;
+            block[j + PAIRS] = round_bf16(radius * self.sin[angle]) + MEAN;
         }
     }
 }
