@@ -12,12 +12,14 @@ use super::{DeviceChoice, Flux2, OpenOptions, Pipeline};
 use crate::{
     checkpoint::Component,
     device::{
-        Device, Precision,
+        Device, Ops, Precision,
         cpu::{CpuDevice, CpuOptions},
         record::RecordDevice,
     },
     error::{Error, Result},
-    model::{Configs, Model, Weights, read_json},
+    model::{
+        Configs, Loader, Model, Weights, read_json, text_encoder::TextEncoder, transformer::Transformer, vae::Vae,
+    },
     prompt::PromptTokenizer,
     request::Limits,
     spec::{self, ModelSpec},
@@ -152,7 +154,6 @@ pub fn check(checkpoint: &Path, text_encoder: Option<&Path>) -> Vec<Error> {
     };
     let text_encoder = text_encoder_directory(checkpoint, text_encoder);
     let device = RecordDevice::new(Precision::Bf16);
-    let ops = crate::device::Ops::new(&device);
     let parts: [(PathBuf, &str); 3] = [
         (text_encoder, "model"),
         (checkpoint.join("transformer"), "diffusion_pytorch_model"),
@@ -160,16 +161,17 @@ pub fn check(checkpoint: &Path, text_encoder: Option<&Path>) -> Vec<Error> {
     ];
     for (index, (directory, stem)) in parts.iter().enumerate() {
         let part = Component::open(directory, stem).and_then(|component| {
-            let loader = crate::model::Loader { ops: &ops, weights: &component };
+            let ops = Ops::new(&device);
+            let loader = Loader { ops: &ops, weights: &component };
             let config = directory.join("config.json");
             match index {
                 0 => {
                     let config = read_json(&config)?;
                     let spec = spec.unwrap_or(&spec::KLEIN);
-                    crate::model::text_encoder::TextEncoder::load(&loader, &config, spec)?;
+                    TextEncoder::load(&loader, &config, spec)?;
                 }
-                1 => drop(crate::model::transformer::Transformer::load(&loader, &read_json(&config)?)?),
-                _ => drop(crate::model::vae::Vae::load(&loader, &read_json(&config)?)?),
+                1 => drop(Transformer::load(&loader, &read_json(&config)?)?),
+                _ => drop(Vae::load(&loader, &read_json(&config)?)?),
             }
             component.finish()
         });
