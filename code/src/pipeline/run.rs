@@ -266,7 +266,7 @@ impl<D: Device> Flux2<D> {
                     let sigma = schedule.sigmas[done];
                     let values = x.iter().zip(&velocity).map(|(x, v)| x - sigma * v).collect();
                     let image = self.decode_latents(&Latents { values, grid_height, grid_width }, bridge)?;
-                    let image = pixels::centre_crop(&image, run.width, run.height);
+                    let image = pixels::centre_crop(&image, run.width as u32, run.height as u32);
                     bridge.progress.event(Event::Preview { step: done, image: &image });
                 }
             }
@@ -407,7 +407,7 @@ impl<D: Device> Pipeline for Flux2<D> {
         let latents = self.denoise_from(&embeds, &references, &run, &mut bridge, &mut timing)?;
         let image =
             bridge.stage(Stage::VaeDecode, &mut timing, |bridge, _| self.decode_latents(&latents, bridge))?;
-        Ok((pixels::centre_crop(&image, request.width, request.height), timing))
+        Ok((pixels::centre_crop(&image, request.width as u32, request.height as u32), timing))
     }
 
     fn encode(&mut self, prompt: &str, progress: &mut dyn Progress) -> Result<PromptEmbeds> {
