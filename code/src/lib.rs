@@ -20,6 +20,7 @@ pub mod reference;
 pub mod request;
 pub mod rope;
 pub mod schedule;
+pub mod snapshot;
 pub mod weight;
 
 pub use error::{Error, RequestError, Result};
