@@ -21,6 +21,7 @@ pub mod reference;
 pub mod request;
 pub mod rope;
 pub mod schedule;
+pub mod snapshot;
 pub mod spec;
 pub mod weight;
 

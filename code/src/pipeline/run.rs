@@ -230,7 +230,7 @@ impl<D: Device> Flux2<D> {
             let z = noise::standard_normal(
                 run.seed,
                 latents::CHANNELS * grid_height * grid_width,
-                self.info.precision,
+                self.noise,
             );
             let mut x = latents::pack(&z, grid_height, grid_width);
             bridge.show("noise", latents::CHANNELS, &x);
