@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a run will do: every operation with its floating-point operations and bytes, from the configurations alone.
 
+use std::sync::Arc;
+
 use crate::{
-    device::{Operation, Ops, Precision, Trace, record::RecordDevice},
+    device::{Ledger, Operation, Ops, Precision, Trace, record::RecordDevice},
     error::Result,
     latents,
     model::{Configs, Model, ShapesOnly, Weights},
@@ -37,7 +39,7 @@ pub struct Plan {
     pub stages: Vec<StagePlan>,
     /// Parameters that the run uses: text encoder, transformer, VAE.
     pub parameters: [u64; 3],
-    /// Most bytes of f32 tensors alive at once.
+    /// Most bytes of f32 tensors alive at once; a view counts like a copy.
     pub peak_tensor_bytes: u64,
     /// Rows of the joint sequence: text, image and references.
     pub sequence: usize,
@@ -68,10 +70,11 @@ pub fn plan(
     let [text_encoder, transformer, vae] = &sources;
     let weights: [&dyn Weights; 3] = [text_encoder, transformer, vae];
     let model = Model::load(&device, weights, configs, spec)?;
+    let ledger = Arc::new(Ledger::default());
     let mut stages = Vec::new();
     let mut stage = |stage, body: &mut dyn FnMut(&Ops<'_, RecordDevice>) -> Result<()>| -> Result<()> {
         let mut trace = Trace::default();
-        body(&Ops::observed(&device, &mut trace))?;
+        body(&Ops::observed(&device, &mut trace).with_ledger(&ledger))?;
         stages.push(StagePlan { stage, operations: trace.operations });
         Ok(())
     };
@@ -129,7 +132,7 @@ pub fn plan(
     Ok(Plan {
         stages,
         parameters: sources.map(|source| source.parameters.get()),
-        peak_tensor_bytes: device.peak_bytes(),
+        peak_tensor_bytes: ledger.peak(),
         sequence: sequence.ids.len(),
     })
 }

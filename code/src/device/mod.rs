@@ -18,8 +18,8 @@ pub mod record;
 use std::ops::Range;
 
 pub use ops::{
-    Conv, GatedMatrix, GroupNorm, Matrix, Observer, Operation, Ops, Qkv, QkvPart, Rotary, Row, Shape, Tensor,
-    Trace,
+    Conv, GatedMatrix, GroupNorm, Ledger, Matrix, Observer, Operation, Ops, Qkv, QkvPart, Rotary, Row, Shape,
+    Tensor, Trace,
 };
 
 use crate::{error::Result, rope::RotaryTable, weight::Weight};

@@ -2,7 +2,15 @@
 //! The layer between model code and a device: knows every shape, checks it once, counts the work, and lets an
 //! [`Observer`] watch or stop the run between operations.
 
-use std::{cell::RefCell, fmt, ops::Range};
+use std::{
+    cell::RefCell,
+    fmt,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
 
 use super::{ConvGeometry, Device, HeadLayout, Mask, RawGroupNorm, RawQkvPart};
 use crate::{
@@ -43,6 +51,43 @@ impl fmt::Display for Shape {
 pub struct Tensor<D: Device> {
     raw: D::Tensor,
     shape: Shape,
+    _alive: Alive,
+}
+
+/// Bytes of the tensors that are alive, at four per value; a view counts like a copy.
+#[derive(Default)]
+pub struct Ledger {
+    alive: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Ledger {
+    /// Most bytes alive at once so far.
+    pub fn peak(&self) -> u64 {
+        self.peak.load(Relaxed)
+    }
+}
+
+/// A tensor's entry in the ledger, if there is one; struck out when the tensor goes.
+struct Alive(Option<(Arc<Ledger>, u64)>);
+
+impl Alive {
+    fn new(ledger: Option<&Arc<Ledger>>, shape: Shape) -> Self {
+        Self(ledger.map(|ledger| {
+            let bytes = 4 * shape.elements() as u64;
+            let alive = ledger.alive.fetch_add(bytes, Relaxed) + bytes;
+            ledger.peak.fetch_max(alive, Relaxed);
+            (Arc::clone(ledger), bytes)
+        }))
+    }
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        if let Some((ledger, bytes)) = &self.0 {
+            ledger.alive.fetch_sub(*bytes, Relaxed);
+        }
+    }
 }
 
 impl<D: Device> Tensor<D> {
@@ -181,6 +226,7 @@ impl Observer for Trace {
 pub struct Ops<'a, D: Device> {
     device: &'a D,
     observer: Option<RefCell<&'a mut dyn Observer>>,
+    ledger: Option<Arc<Ledger>>,
 }
 
 /// An error for operands that do not fit.
@@ -191,12 +237,22 @@ fn mismatch<T>(operation: &'static str, got: impl fmt::Display, wanted: impl fmt
 impl<'a, D: Device> Ops<'a, D> {
     /// Operations of `device`, unobserved.
     pub fn new(device: &'a D) -> Self {
-        Self { device, observer: None }
+        Self { device, observer: None, ledger: None }
     }
 
     /// Operations of `device`, watched by `observer`.
     pub fn observed(device: &'a D, observer: &'a mut dyn Observer) -> Self {
-        Self { device, observer: Some(RefCell::new(observer)) }
+        Self { device, observer: Some(RefCell::new(observer)), ledger: None }
+    }
+
+    /// Enters all tensors in `ledger`.
+    #[must_use]
+    pub fn with_ledger(self, ledger: &Arc<Ledger>) -> Self {
+        Self { ledger: Some(Arc::clone(ledger)), ..self }
+    }
+
+    fn wrap(&self, raw: D::Tensor, shape: Shape) -> Tensor<D> {
+        Tensor { raw, shape, _alive: Alive::new(self.ledger.as_ref(), shape) }
     }
 
     /// The device.
@@ -240,7 +296,7 @@ impl<'a, D: Device> Ops<'a, D> {
         shape: Shape,
         body: impl FnOnce() -> Result<D::Tensor>,
     ) -> Result<Tensor<D>> {
-        Ok(Tensor { raw: self.run(name, shapes, flops, shape.elements(), body)?, shape })
+        Ok(self.wrap(self.run(name, shapes, flops, shape.elements(), body)?, shape))
     }
 
     // ---- memory (not counted as operations)
@@ -250,7 +306,7 @@ impl<'a, D: Device> Ops<'a, D> {
         if values.len() != rows * columns {
             return mismatch("upload_rows", values.len(), format_args!("{rows} x {columns} values"));
         }
-        Ok(Tensor { raw: self.device.upload_rows(values, rows, columns)?, shape: Shape::Rows(rows, columns) })
+        Ok(self.wrap(self.device.upload_rows(values, rows, columns)?, Shape::Rows(rows, columns)))
     }
 
     /// An image `[height, width, channels]` from host values.
@@ -265,7 +321,7 @@ impl<'a, D: Device> Ops<'a, D> {
         if values.len() != shape.elements() {
             return mismatch("upload_image", values.len(), shape);
         }
-        Ok(Tensor { raw: self.device.upload_image(values, height, width, channels)?, shape })
+        Ok(self.wrap(self.device.upload_image(values, height, width, channels)?, shape))
     }
 
     /// Values of a tensor in row-major order.

@@ -18,7 +18,8 @@ use crate::{
     },
     error::{Error, Result},
     model::{
-        Configs, Loader, Model, Weights, read_json, text_encoder::TextEncoder, transformer::Transformer, vae::Vae,
+        Configs, Loader, Model, Weights, read_json, text_encoder::TextEncoder, transformer::Transformer,
+        vae::Vae,
     },
     prompt::PromptTokenizer,
     request::Limits,

@@ -227,11 +227,8 @@ impl<D: Device> Flux2<D> {
         bridge.stage(Stage::Dit, timing, |bridge, timing| {
             let [grid_height, grid_width] = run.grid;
             let schedule = Schedule::new(grid_height * grid_width, run.steps);
-            let z = noise::standard_normal(
-                run.seed,
-                latents::CHANNELS * grid_height * grid_width,
-                self.noise,
-            );
+            let z =
+                noise::standard_normal(run.seed, latents::CHANNELS * grid_height * grid_width, self.noise);
             let mut x = latents::pack(&z, grid_height, grid_width);
             bridge.show("noise", latents::CHANNELS, &x);
             for step in 0..run.steps {
