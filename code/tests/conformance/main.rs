@@ -10,3 +10,5 @@ mod images;
 mod reference;
 mod rows;
 mod sequences;
+mod whole;
+mod wrong;

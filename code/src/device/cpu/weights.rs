@@ -34,7 +34,8 @@ impl CpuMatrix {
                     memory.weights += part.stored_bytes() as u64 / 2;
                     rounded(part)
                 } else {
-                    memory.mapped += part.stored_bytes() as u64;
+                    let bytes = part.stored_bytes() as u64;
+                    *if part.is_mapped() { &mut memory.mapped } else { &mut memory.weights } += bytes;
                     part.clone()
                 }
             })
