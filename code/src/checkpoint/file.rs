@@ -112,7 +112,8 @@ mod tests {
 
     #[test]
     fn offsets_that_overflow_are_refused() {
-        let huge = format!(r#"{{"a":{{"dtype":"U8","shape":[{0}],"data_offsets":[0,{0}]}}}}"#, usize::MAX / 8);
+        let huge =
+            format!(r#"{{"a":{{"dtype":"U8","shape":[{0}],"data_offsets":[0,{0}]}}}}"#, usize::MAX / 8);
         assert!(read_header(&file(&huge, &[])).unwrap_err().starts_with("is cut short"));
         let product = r#"{"a":{"dtype":"F32","shape":[9223372036854775807,4],"data_offsets":[0,8]}}"#;
         assert!(read_header(&file(product, &[0; 8])).is_err());
