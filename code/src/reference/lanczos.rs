@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Pillow's 8-bit LANCZOS resize, bit for bit.
 //!
-//! Pillow (`src/libImaging/Resample.c`, `ImagingResampleHorizontal_8bpc`) works in 22-bit fixed point, one axis after the
-//! other with bytes in between; the `image` crate's Lanczos is a float algorithm and gives other bytes.
+//! Pillow (`src/libImaging/Resample.c`) works in 22-bit fixed point, one axis after the other with bytes in between; the
+//! `image` crate's Lanczos is a float algorithm and gives other bytes. Which axis comes first is Pillow 13's rule
+//! (python-pillow/Pillow#9549); Pillow 12 and older always take the rows first, and differ by a level here and there on
+//! pictures more than twice as high as wide.
 
 use image::RgbImage;
 use rayon::prelude::*;
@@ -16,14 +18,24 @@ const CHANNELS: usize = 3;
 /// A picture of another size.
 pub fn resize(image: &RgbImage, width: usize, height: usize) -> RgbImage {
     let (from_width, from_height) = (image.width() as usize, image.height() as usize);
-    let mut pixels = image.as_raw().clone();
-    if width != from_width {
-        pixels = resize_rows(&pixels, from_width, width);
-    }
-    if height != from_height {
-        pixels = resize_columns(&pixels, from_height, height, width);
-    }
+    let rows = |pixels| resize_rows(pixels, from_width, width);
+    let columns = |pixels, row| resize_columns(pixels, from_height, height, row);
+    let source = image.as_raw();
+    let pixels = match (width == from_width, height == from_height) {
+        (true, true) => source.clone(),
+        (false, true) => rows(source),
+        (true, false) => columns(source, width),
+        (false, false) if columns_first(from_width, from_height, width, height) => {
+            rows(&columns(source, from_width))
+        }
+        (false, false) => columns(&rows(source), width),
+    };
     RgbImage::from_raw(width as u32, height as u32, pixels).expect("both passes made whole rows")
+}
+
+/// Whether the height loses more than twice as many pixels as the width.
+fn columns_first(from_width: usize, from_height: usize, width: usize, height: usize) -> bool {
+    height < from_height && (from_height - height) as i64 > 2 * (from_width as i64 - width as i64)
 }
 
 /// Weights of one output pixel over the input pixels from `first`.
