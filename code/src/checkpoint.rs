@@ -61,6 +61,14 @@ impl Component {
     /// # Errors
     /// [`Error::Checkpoint`] with the file and what is wrong: missing, half-downloaded, cut short, inconsistent.
     pub fn open(directory: &Path, stem: &str) -> Result<Self> {
+        Self::open_needed(directory, stem, |_| true)
+    }
+
+    /// As [`Component::open`]; shards in which no tensor is `needed` are not opened and may be absent.
+    ///
+    /// # Errors
+    /// As [`Component::open`].
+    pub fn open_needed(directory: &Path, stem: &str, needed: impl Fn(&str) -> bool) -> Result<Self> {
         if !directory.is_dir() {
             return Err(Error::checkpoint(
                 directory,
@@ -78,7 +86,7 @@ impl Component {
                     ),
                 ));
             }
-            (true, false) => read_index(&index)?,
+            (true, false) => read_index(&index, needed)?,
             (false, true) => (vec![single], BTreeMap::new()),
             (false, false) => {
                 return Err(missing(directory, &[format!("{stem}.safetensors (or its index.json)")]));
@@ -219,11 +227,16 @@ fn float_type(dtype: Dtype) -> Option<DType> {
     }
 }
 
-/// Paths of the shards of an index, each once and in order, and where it lists each tensor.
-fn read_index(path: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>)> {
-    let Index { weight_map } = read_json(path)?;
+/// Paths of the needed shards of an index, each once and in order, and where it lists each tensor of theirs.
+fn read_index(
+    path: &Path,
+    needed: impl Fn(&str) -> bool,
+) -> Result<(Vec<PathBuf>, BTreeMap<String, String>)> {
+    let Index { mut weight_map } = read_json(path)?;
     let directory = path.parent().unwrap_or(Path::new(""));
-    let shards: BTreeSet<&String> = weight_map.values().collect();
+    let shards: BTreeSet<String> =
+        weight_map.iter().filter(|(name, _)| needed(name)).map(|(_, shard)| shard.clone()).collect();
+    weight_map.retain(|_, shard| shards.contains(shard));
     if let Some(shard) = shards.iter().find(|shard| Path::new(shard).file_name() != Some(shard.as_ref())) {
         return Err(Error::checkpoint(
             path,

@@ -25,7 +25,7 @@ fn tokenizer() -> Option<&'static PromptTokenizer> {
     static TOKENIZER: OnceLock<Option<PromptTokenizer>> = OnceLock::new();
     TOKENIZER
         .get_or_init(|| match fetch() {
-            Ok(directory) => Some(PromptTokenizer::load(&directory).unwrap()),
+            Ok(directory) => Some(PromptTokenizer::load(&directory, &flux2::prompt::QWEN3).unwrap()),
             Err(reason) => {
                 eprintln!("NOT RUN: {PACKAGE} cannot be had: {reason}");
                 None
