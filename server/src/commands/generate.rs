@@ -26,7 +26,7 @@ use crate::{
     failure::Failure,
     interrupt,
     output::Output,
-    progress::{Display, Reporter},
+    progress::{self, Display, Reporter},
 };
 
 /// Largest file read as a reference image: 16 megapixels of 16-bit RGBA, uncompressed.
@@ -109,6 +109,17 @@ impl Generate {
         };
 
         let display = if self.json { Display::Quiet } else { Display::of_terminal() };
+        if !self.json {
+            eprintln!(
+                "{}×{} pixels, seed {}, {} steps, {} references, {}",
+                request.width,
+                request.height,
+                request.seed,
+                request.steps,
+                request.references.len(),
+                options.precision.name()
+            );
+        }
         let loading = display.loading(&options.checkpoint);
         let start = Instant::now();
         let mut pipeline = flux2::open(&options).map_err(Failure::checkpoint)?;
@@ -157,7 +168,9 @@ impl Generate {
         if self.json {
             return print_json(&answer);
         }
-        print(&answer);
+        progress::print_part(&format!("done on {}", info.device), total_s);
+        // The path alone on standard output, so that `$(flux2-server generate ...)` is the picture.
+        println!("{}", answer.file);
         Ok(())
     }
 
@@ -220,19 +233,4 @@ fn metadata(request: &Request, info: &ModelInfo) -> [(&'static str, String); 9] 
         ("dtype", info.precision.name().to_owned()),
         ("software", concat!("flux2-server ", env!("CARGO_PKG_VERSION")).to_owned()),
     ]
-}
-
-/// The path on standard output, so that `$(flux2-server generate ...)` is the picture; the rest on standard error.
-fn print(answer: &Answer<'_>) {
-    eprintln!(
-        "{}×{}, seed {}, {} steps, {} on {}: {:.2} s",
-        answer.width,
-        answer.height,
-        answer.seed,
-        answer.steps,
-        answer.dtype,
-        answer.device,
-        answer.timing.total_s
-    );
-    println!("{}", answer.file);
 }
