@@ -62,7 +62,9 @@ impl Output {
             file.persist(&self.path)?;
             Ok::<_, std::io::Error>(())
         };
-        write().map_err(|error| Failure::Other(format!("{}: the picture cannot be written: {error}", self.path.display())))
+        write().map_err(|error| {
+            Failure::Other(format!("{}: the picture cannot be written: {error}", self.path.display()))
+        })
     }
 
     fn aside(&self) -> std::io::Result<NamedTempFile> {

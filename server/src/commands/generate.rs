@@ -99,9 +99,10 @@ impl Generate {
         interrupt::install()?;
         let limits = if self.allow_small { Limits::KLEIN.with_small_sizes() } else { Limits::KLEIN };
         let request = self.request(&limits)?;
-        let output = Output::new(&self.out.clone().unwrap_or_else(|| format!("flux2-{}.png", self.seed).into()))?;
+        let output =
+            Output::new(&self.out.clone().unwrap_or_else(|| format!("flux2-{}.png", self.seed).into()))?;
         let options = OpenOptions {
-            checkpoint: self.checkpoint.checkpoint()?,
+            checkpoint: self.checkpoint.find()?,
             text_encoder: self.checkpoint.text_encoder(),
             device: self.device.choice(),
             precision: self.device.precision(),
@@ -109,6 +110,11 @@ impl Generate {
         };
 
         let display = if self.json { Display::Quiet } else { Display::of_terminal() };
+        let loading = display.loading(&options.checkpoint);
+        let start = Instant::now();
+        let mut pipeline = flux2::open(&options).map_err(Failure::checkpoint)?;
+        let load_s = start.elapsed().as_secs_f64();
+        loading.finish(&pipeline.info().model, load_s);
         if !self.json {
             eprintln!(
                 "{}×{} pixels, seed {}, {} steps, {} references, {}",
@@ -120,11 +126,6 @@ impl Generate {
                 options.precision.name()
             );
         }
-        let loading = display.loading(&options.checkpoint);
-        let start = Instant::now();
-        let mut pipeline = flux2::open(&options).map_err(Failure::checkpoint)?;
-        let load_s = start.elapsed().as_secs_f64();
-        loading.finish(&pipeline.info().model, load_s);
 
         let prompt = pipeline.tokenizer().encode(&request.prompt)?;
         if prompt.truncated() && !self.json {

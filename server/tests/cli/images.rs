@@ -42,7 +42,11 @@ fn png(image: impl Into<DynamicImage>) -> Vec<u8> {
 fn case_59_alpha_is_laid_over_white_and_hidden_colour_has_no_influence() {
     let rgba = |hidden| {
         RgbaImage::from_fn(64, 64, |x, y| {
-            if x < 32 { image::Rgba([hidden, 0, hidden, 0]) } else { image::Rgba([10, 200, (4 * y) as u8, 255]) }
+            if x < 32 {
+                image::Rgba([hidden, 0, hidden, 0])
+            } else {
+                image::Rgba([10, 200, (4 * y) as u8, 255])
+            }
         })
     };
     let laid = RgbImage::from_fn(64, 64, |x, y| {
@@ -76,7 +80,8 @@ fn case_62_a_palette_is_looked_up() {
     encoder.write_header().expect("a header").write_image_data(&indices).expect("pixels");
     place.write("palette.png", &bytes);
     edit(&place, "palette.png").succeeded();
-    let rgb = RgbImage::from_fn(64, 64, |x, _| image::Rgb(if x >= 20 { [20, 20, 180] } else { [200, 30, 30] }));
+    let rgb =
+        RgbImage::from_fn(64, 64, |x, _| image::Rgb(if x >= 20 { [20, 20, 180] } else { [200, 30, 30] }));
     assert_eq!(place.pixels("out.png"), picture(rgb));
 }
 
@@ -115,7 +120,10 @@ fn case_64_a_huge_picture_is_refused_by_its_header() {
 /// CRC-32 as in the PNG specification, annex D.
 fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, &byte| {
-        (0..8).fold(crc ^ u32::from(byte), |crc, _| if crc & 1 == 1 { 0xEDB8_8320 ^ (crc >> 1) } else { crc >> 1 })
+        (0..8).fold(
+            crc ^ u32::from(byte),
+            |crc, _| if crc & 1 == 1 { 0xEDB8_8320 ^ (crc >> 1) } else { crc >> 1 },
+        )
     })
 }
 

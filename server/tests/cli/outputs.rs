@@ -8,10 +8,9 @@ use crate::support::{Place, tiny_copy};
 #[test]
 fn a_path_that_cannot_be_written_is_refused_before_the_work() {
     let place = Place::new();
-    place.generate_with(&place.path("nowhere"), &["a fox", "--width=64", "--height=64", "--out=a/b/out.png"]).failed(
-        2,
-        &["--out a/b/out.png", "directory does not exist"],
-    );
+    place
+        .generate_with(&place.path("nowhere"), &["a fox", "--width=64", "--height=64", "--out=a/b/out.png"])
+        .failed(2, &["--out a/b/out.png", "directory does not exist"]);
     // Nobody may make files there, not even root.
     place.generate(&["a fox", "--out", "/proc/out.png"]).failed(2, &["--out /proc/out.png"]);
     fs::create_dir(place.path("directory.png")).expect("a directory");
@@ -35,7 +34,9 @@ fn a_failed_run_leaves_the_earlier_picture() {
     place.write("out.png", "an earlier picture");
     let checkpoint = tiny_copy(&place);
     fs::remove_file(checkpoint.join("vae/diffusion_pytorch_model.safetensors")).expect("it was there");
-    place.generate_with(&checkpoint, &["a fox", "--width=64", "--height=64", "--out=out.png"]).failed(3, &["vae"]);
+    place
+        .generate_with(&checkpoint, &["a fox", "--width=64", "--height=64", "--out=out.png"])
+        .failed(3, &["vae"]);
     assert_eq!(fs::read(place.path("out.png")).expect("the file"), b"an earlier picture");
     assert_eq!(place.files(), ["checkpoint", "out.png"]);
 }

@@ -43,9 +43,13 @@ fn case_44_a_picture_has_exactly_the_size_asked_for() {
     let place = Place::new();
     for (width, height) in [(64, 128), (128, 64), (16, 16), (72, 88), (160, 24), (8 * 31, 8 * 3)] {
         let (w, h) = (width.to_string(), height.to_string());
-        let answer = place.generate(&["a fox", "--width", &w, "--height", &h, "--out=out.png", "--json"]).json();
+        let answer =
+            place.generate(&["a fox", "--width", &w, "--height", &h, "--out=out.png", "--json"]).json();
         assert_eq!(place.pixels("out.png").dimensions(), (width, height));
-        assert_eq!((answer["width"].as_u64(), answer["height"].as_u64()), (Some(width.into()), Some(height.into())));
+        assert_eq!(
+            (answer["width"].as_u64(), answer["height"].as_u64()),
+            (Some(width.into()), Some(height.into()))
+        );
         assert_eq!(place.metadata("out.png")["width"], w);
         assert_eq!(place.metadata("out.png")["height"], h);
     }
@@ -54,7 +58,9 @@ fn case_44_a_picture_has_exactly_the_size_asked_for() {
 /// The picture that a reference leads to.
 fn with_reference(place: &Place, reference: &RgbImage) -> RgbImage {
     place.save("reference.png", reference);
-    place.generate(&["an edit", "--image=reference.png", "--width=64", "--height=128", "--out=out.png"]).succeeded();
+    place
+        .generate(&["an edit", "--image=reference.png", "--width=64", "--height=128", "--out=out.png"])
+        .succeeded();
     place.pixels("out.png")
 }
 
@@ -76,7 +82,8 @@ fn cases_45_46_a_reference_keeps_its_aspect_and_size() {
 fn case_49_the_size_asked_for_wins_over_a_reference() {
     let place = Place::new();
     place.save("reference.png", &test_image(96, 64, 1));
-    let answer = place.generate(&["an edit", "--image=reference.png", "--width=64", "--height=128", "--json"]).json();
+    let answer =
+        place.generate(&["an edit", "--image=reference.png", "--width=64", "--height=128", "--json"]).json();
     assert_eq!((answer["width"].as_u64(), answer["height"].as_u64()), (Some(64), Some(128)));
     assert_eq!((&answer["size_from"], &answer["references"]), (&"asked".into(), &1.into()));
     assert_eq!(place.pixels("flux2-42.png").dimensions(), (64, 128));
@@ -122,7 +129,14 @@ fn the_picture_and_the_answer_say_how_it_was_made() {
     let prompt = "a café's sign: “OPEN 24/7” ☕\nat dawn";
     let answer = place.generate(&[prompt, "--seed=7", "--dtype=f32", "--json"]).json();
     let metadata = place.metadata("flux2-7.png");
-    let wanted = [("prompt", prompt), ("seed", "7"), ("width", "64"), ("height", "64"), ("steps", "4"), ("dtype", "f32")];
+    let wanted = [
+        ("prompt", prompt),
+        ("seed", "7"),
+        ("width", "64"),
+        ("height", "64"),
+        ("steps", "4"),
+        ("dtype", "f32"),
+    ];
     for (key, value) in wanted {
         assert_eq!(metadata[key], value, "{key}");
     }
@@ -163,6 +177,8 @@ fn the_checkpoint_and_text_encoder_come_from_the_environment_too() {
     let own = run("own.png", None);
     assert_eq!(own, run("directory.png", Some(&tiny().join("text_encoder"))));
     assert_eq!(own, run("checkpoint.png", Some(&tiny())));
-    place.generate(&["a fox", "--text-encoder", tiny().to_str().expect("UTF-8"), "--out=flag.png"]).succeeded();
+    place
+        .generate(&["a fox", "--text-encoder", tiny().to_str().expect("UTF-8"), "--out=flag.png"])
+        .succeeded();
     assert_eq!(own, place.pixels("flag.png"));
 }

@@ -124,8 +124,8 @@ impl Place {
 
     /// `generate` with the tiny checkpoint at 64×64, or whatever `arguments` ask for.
     pub fn generate(&self, arguments: &[&str]) -> End {
-        let has = |flag| arguments.contains(&flag);
-        let size: &[&str] = if has("--width") || has("--height") { &[] } else { &["--width=64", "--height=64"] };
+        let sized = arguments.iter().any(|argument| argument.starts_with("--width"));
+        let size: &[&str] = if sized { &[] } else { &["--width=64", "--height=64"] };
         self.generate_with(&tiny(), &[size, arguments].concat())
     }
 
@@ -139,8 +139,10 @@ impl Place {
         let mut reader = png::Decoder::new(file).read_info().expect("a PNG");
         reader.finish().expect("a whole PNG");
         let info = reader.info();
-        let utf8 = info.utf8_text.iter().map(|chunk| (chunk.keyword.clone(), chunk.get_text().expect("text")));
-        let latin1 = info.uncompressed_latin1_text.iter().map(|chunk| (chunk.keyword.clone(), chunk.text.clone()));
+        let utf8 =
+            info.utf8_text.iter().map(|chunk| (chunk.keyword.clone(), chunk.get_text().expect("text")));
+        let latin1 =
+            info.uncompressed_latin1_text.iter().map(|chunk| (chunk.keyword.clone(), chunk.text.clone()));
         utf8.chain(latin1).collect()
     }
 }

@@ -67,7 +67,16 @@ fn unknown_flags_devices_and_precisions_are_refused_with_what_there_is() {
 fn what_the_request_asks_wrongly_is_said_before_the_checkpoint_is_looked_for() {
     let place = Place::new();
     place.save("reference.png", &test_image(64, 64, 1));
-    let end = place.run(&["generate", "a fox", "--image", "reference.png", "--width", "7", "--checkpoint", "/nowhere"]);
+    let end = place.run(&[
+        "generate",
+        "a fox",
+        "--image",
+        "reference.png",
+        "--width",
+        "7",
+        "--checkpoint",
+        "/nowhere",
+    ]);
     end.failed(2, &["width", "7"]);
 }
 
