@@ -89,6 +89,6 @@ fn help_names_every_command_and_the_exit_codes() {
     }
     let help = place.run(&["generate", "--help"]);
     for word in ["512 to 1920", "steps of 8", "KLEIN_SNAPSHOT", "default: 42"] {
-        assert!(help.succeeded().stdout.replace("\n", " ").contains(word), "no {word} in {help:?}");
+        assert!(help.succeeded().stdout.replace('\n', " ").contains(word), "no {word} in {help:?}");
     }
 }
