@@ -8,7 +8,8 @@ use flux2::{DeviceChoice, device::Precision};
 
 use crate::{commands, failure::Failure};
 
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 failure, 2 wrong usage, 3 checkpoint or image unusable, 130 interrupted.";
+const EXIT_CODES: &str =
+    "Exit codes: 0 done, 1 failure, 2 wrong usage, 3 checkpoint or image unusable, 130 interrupted.";
 
 /// FLUX.2 [klein] pictures over HTTP and from the command line.
 #[derive(Parser)]
@@ -42,7 +43,7 @@ pub struct CheckpointArgs {
     /// Checkpoint directory in diffusers layout [default: $KLEIN_SNAPSHOT, else the pinned revision in the Hugging Face
     /// cache]
     #[arg(long, value_name = "DIR", help_heading = "Model")]
-    checkpoint: Option<PathBuf>,
+    pub checkpoint: Option<PathBuf>,
     /// Take the text encoder from here: a diffusers text_encoder directory or a Qwen3 checkpoint [default:
     /// $KLEIN_TEXT_ENCODER, else the checkpoint's own]
     #[arg(long, value_name = "DIR", help_heading = "Model")]
@@ -50,8 +51,8 @@ pub struct CheckpointArgs {
 }
 
 impl CheckpointArgs {
-    /// The checkpoint directory.
-    pub fn checkpoint(&self) -> Result<PathBuf, Failure> {
+    /// The checkpoint directory: the one named, or where it is looked for.
+    pub fn find(&self) -> Result<PathBuf, Failure> {
         flux2::snapshot::find(self.checkpoint.as_deref()).map_err(Failure::checkpoint)
     }
 

@@ -31,7 +31,8 @@ impl Failure {
 
     /// A refused request; `images` are the files behind the parameters `images[0]`, `images[1]`, ...
     pub fn request(error: &RequestError, images: &[PathBuf]) -> Self {
-        let index = error.parameter.strip_prefix("images[").and_then(|rest| rest.strip_suffix(']')?.parse().ok());
+        let index =
+            error.parameter.strip_prefix("images[").and_then(|rest| rest.strip_suffix(']')?.parse().ok());
         match index.and_then(|index: usize| images.get(index)) {
             Some(file) => Self::Unusable(format!("image {}: {}", file.display(), error.message)),
             None => Self::Usage(error.to_string()),
