@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What every handler sees, and the router.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+};
 
 use flux2::{pipeline::ModelInfo, prompt::PromptTokenizer, request::Limits};
 use tokio::sync::Semaphore;
@@ -43,12 +46,14 @@ pub struct App {
     pub body_budget: Arc<Semaphore>,
     /// Slots for decoding.
     pub codec_slots: Arc<Semaphore>,
+    /// The checkpoint's directory.
+    checkpoint: PathBuf,
     model: OnceLock<Model>,
 }
 
 impl App {
     /// The state before loading.
-    pub fn new(config: Config, keys: Keys) -> Self {
+    pub fn new(config: Config, checkpoint: PathBuf, keys: Keys) -> Self {
         Self {
             life: Lifecycle::default(),
             queue: Arc::new(Queue::new((&config).into())),
@@ -56,6 +61,7 @@ impl App {
             keys,
             body_budget: Arc::new(Semaphore::new(config.body_memory << 10)),
             codec_slots: Arc::new(Semaphore::new(CODEC_THREADS)),
+            checkpoint,
             model: OnceLock::new(),
             config,
         }
@@ -95,13 +101,19 @@ impl App {
 
     /// Name of the model, before loading too.
     pub fn model_name(&self) -> String {
-        self.model.get().map_or_else(|| "FLUX.2-klein-4B".to_owned(), |model| model.info.model.clone())
+        self.model.get().map_or_else(|| flux2::spec::KLEIN.name.to_owned(), |model| model.info.model.clone())
+    }
+
+    /// Licence of the weights.
+    pub fn license(&self) -> String {
+        let spec = self.model.get().map_or(&flux2::spec::KLEIN, |model| model.info.spec);
+        self.config.model_license.clone().unwrap_or_else(|| spec.license.to_owned())
     }
 
     /// Revision of the weights: as configured, else the name of the snapshot directory if it looks like one.
     pub fn revision(&self) -> String {
         let from_directory = || {
-            let name = self.config.checkpoint.as_ref()?.file_name()?.to_str()?;
+            let name = self.checkpoint.file_name()?.to_str()?;
             (name.len() == 40 && name.bytes().all(|byte| byte.is_ascii_hexdigit())).then(|| name.to_owned())
         };
         self.config.model_revision.clone().or_else(from_directory).unwrap_or_else(|| "unknown".into())

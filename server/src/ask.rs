@@ -131,7 +131,7 @@ pub async fn submit(
     let mut request = Request::new(ask.prompt.clone());
     request.width = ask.width.map_or(request.width, |width| width as usize);
     request.height = ask.height.map_or(request.height, |height| height as usize);
-    request.steps = ask.steps.map_or(model.info.steps, |steps| steps as usize);
+    request.steps = ask.steps.map_or(model.info.spec.steps, |steps| steps as usize);
     request.guidance = ask.guidance.map(|guidance| guidance as f32);
     request.seed = match ask.seed {
         Some(seed) => seed,

@@ -26,18 +26,18 @@ pub enum LogFormat {
 
 /// What the device computes in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum PrecisionChoice {
+pub enum Dtype {
     /// The reference.
     F32,
     /// The fast one.
     Bf16,
 }
 
-impl From<PrecisionChoice> for flux2::device::Precision {
-    fn from(choice: PrecisionChoice) -> Self {
+impl From<Dtype> for flux2::device::Precision {
+    fn from(choice: Dtype) -> Self {
         match choice {
-            PrecisionChoice::F32 => Self::F32,
-            PrecisionChoice::Bf16 => Self::Bf16,
+            Dtype::F32 => Self::F32,
+            Dtype::Bf16 => Self::Bf16,
         }
     }
 }
@@ -53,15 +53,17 @@ pub struct Config {
     #[arg(long, env = "FLUX2_PORT", default_value_t = 20000)]
     pub port: u16,
 
-    /// Checkpoint directory in diffusers layout [default: the pinned revision in the Hugging Face cache]
-    #[arg(long, env = "KLEIN_SNAPSHOT", value_name = "DIR", help_heading = "Model")]
+    /// Checkpoint directory in diffusers layout [default: $KLEIN_SNAPSHOT, else the pinned revision in the Hugging Face
+    /// cache]
+    #[arg(long, value_name = "DIR", help_heading = "Model")]
     pub checkpoint: Option<PathBuf>,
-    /// Take the text encoder from this directory (a Qwen3 checkpoint)
-    #[arg(long, env = "KLEIN_TEXT_ENCODER", value_name = "DIR", help_heading = "Model")]
+    /// Take the text encoder from here: a diffusers text_encoder directory or a Qwen3 checkpoint [default:
+    /// $KLEIN_TEXT_ENCODER, else the checkpoint's own]
+    #[arg(long, value_name = "DIR", help_heading = "Model")]
     pub text_encoder: Option<PathBuf>,
-    /// Precision of the device
-    #[arg(long, env = "FLUX2_PRECISION", value_enum, default_value = "bf16", help_heading = "Model")]
-    pub precision: PrecisionChoice,
+    /// f32 is the reference, bf16 the fast one; each draws its own noise from a seed
+    #[arg(long, env = "FLUX2_DTYPE", value_enum, default_value = "bf16", help_heading = "Model")]
+    pub dtype: Dtype,
     /// Threads of the CPU device [default: one per physical core]
     #[arg(long, env = "FLUX2_THREADS", value_name = "N", help_heading = "Model")]
     pub threads: Option<usize>,
@@ -71,9 +73,9 @@ pub struct Config {
     /// Revision of the weights, to be reported [default: the snapshot directory's name]
     #[arg(long, env = "FLUX2_MODEL_REVISION", value_name = "REVISION", help_heading = "Model")]
     pub model_revision: Option<String>,
-    /// Licence of the weights, to be reported
-    #[arg(long, env = "FLUX2_MODEL_LICENSE", default_value = "Apache-2.0", help_heading = "Model")]
-    pub model_license: String,
+    /// Licence of the weights, to be reported [default: the model's own]
+    #[arg(long, env = "FLUX2_MODEL_LICENSE", value_name = "SPDX", help_heading = "Model")]
+    pub model_license: Option<String>,
     /// Digest of the package, to be reported and written into pictures
     #[arg(long, env = "FLUX2_PACKAGE_DIGEST", value_name = "DIGEST", help_heading = "Model")]
     pub package_digest: Option<String>,
@@ -232,12 +234,17 @@ impl Config {
         if self.small_sizes { klein.with_small_sizes() } else { klein }
     }
 
+    /// The text encoder's directory, where it is not the checkpoint's own.
+    pub fn text_encoder(&self) -> Option<PathBuf> {
+        self.text_encoder.clone().or_else(flux2::snapshot::text_encoder_override)
+    }
+
     /// The effective values, without secrets.
     pub fn effective(&self) -> Value {
         json!({
             "host": self.host, "port": self.port,
-            "checkpoint": self.checkpoint, "text_encoder": self.text_encoder,
-            "precision": flux2::device::Precision::from(self.precision).name(), "threads": self.threads,
+            "checkpoint": flux2::snapshot::find(self.checkpoint.as_deref()).ok(), "text_encoder": self.text_encoder(),
+            "dtype": flux2::device::Precision::from(self.dtype).name(), "threads": self.threads,
             "warm_up": self.warm_up, "model_revision": self.model_revision, "model_license": self.model_license,
             "package_digest": self.package_digest,
             "queue_size": self.queue_size, "queue_per_client": self.queue_per_client, "max_wait": self.max_wait,

@@ -23,6 +23,7 @@ pub mod metrics;
 pub mod middleware;
 pub mod openapi;
 pub mod picture;
+pub mod preflight;
 pub mod queue;
 pub mod routes;
 pub mod serve;

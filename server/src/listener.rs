@@ -68,7 +68,7 @@ pub async fn serve(
     loop {
         let slot = tokio::select! {
             slot = slots.clone().acquire_owned() => slot,
-            _ = stop.wait_for(|stop| *stop) => break,
+            () = stopped(&mut stop) => break,
         };
         let (stream, peer) = tokio::select! {
             accepted = listener.accept() => match accepted {
@@ -80,7 +80,7 @@ pub async fn serve(
                     continue;
                 }
             },
-            _ = stop.wait_for(|stop| *stop) => break,
+            () = stopped(&mut stop) => break,
         };
         let connection = graceful.watch(connection(stream, peer, router.clone(), header_limit));
         tokio::spawn(async move {
@@ -91,6 +91,11 @@ pub async fn serve(
     }
     drop(listener);
     let _ = tokio::time::timeout(CLOSING, graceful.shutdown()).await;
+}
+
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // An error means that the sender is gone, which is the end as well.
+    let _ = stop.wait_for(|stop| *stop).await;
 }
 
 fn connection(

@@ -8,7 +8,7 @@ use utoipa::{
     IntoResponses, OpenApi, PartialSchema, ToSchema,
     openapi::{
         ContentBuilder, HeaderBuilder, Ref, RefOr, Response, ResponseBuilder, Schema,
-        schema::{ArrayItems, SchemaType, Type},
+        schema::{AdditionalProperties, ArrayItems, SchemaType, Type},
     },
 };
 
@@ -43,6 +43,9 @@ pub fn document(limits: &Limits) -> utoipa::openapi::OpenApi {
     let Some(components) = document.components.as_mut() else { return document };
     for name in ["PredictRequest", "GenerateRequest", "GenerationRequest", "EditRequest"] {
         if let Some(RefOr::T(Schema::Object(object))) = components.schemas.get_mut(name) {
+            if matches!(name, "PredictRequest" | "GenerateRequest") {
+                object.additional_properties = Some(Box::new(AdditionalProperties::FreeForm(false)));
+            }
             for (field, schema) in &mut object.properties {
                 if let RefOr::T(schema) = schema {
                     set_range(field, schema, limits);
@@ -90,7 +93,7 @@ fn set_range(field: &str, schema: &mut Schema, limits: &Limits) {
 
 fn refusal(description: &str) -> RefOr<Response> {
     let body = ContentBuilder::new().schema(Some(Ref::from_schema_name(ErrorBody::name()))).build();
-    let id = HeaderBuilder::new().schema(String::schema()).description(Some("Id of the request")).build();
+    let id = HeaderBuilder::new().schema(Some(String::schema())).description(Some("Id of the request")).build();
     let response =
         ResponseBuilder::new().description(description).content("application/json", body).header("X-Request-Id", id);
     RefOr::T(response.build())

@@ -78,7 +78,7 @@ pub fn encode(image: &RgbImage, format: OutputFormat, quality: u8, metadata: &Me
     let done = match format {
         OutputFormat::Png => {
             let text: Vec<(&str, &str)> = metadata.iter().map(|(key, value)| (*key, value.as_str())).collect();
-            return flux2::pixels::encode_png(image, &text).map(Bytes::from).map_err(|error| error.to_string());
+            return Ok(flux2::pixels::encode_png(image, &text).into());
         }
         OutputFormat::Jpeg => {
             let mut encoder = JpegEncoder::new_with_quality(&mut file, quality.max(1));

@@ -67,7 +67,7 @@ pub fn start(
     ready: impl FnOnce(SocketAddr) + Send + 'static,
 ) -> Result<Server, StartError> {
     let failure = |error: std::io::Error| StartError::new(Exit::Failure, error.to_string());
-    let app = Arc::new(App::new(config.clone(), Keys::load(&config)?));
+    let app = Arc::new(App::new(config.clone(), checkpoint.clone(), Keys::load(&config)?));
     let address = listener.local_addr().map_err(failure)?;
     let listener = TcpListener::from_std(listener).map_err(failure)?;
     let (stop, stopping) = watch::channel(false);

@@ -99,9 +99,9 @@ fn count_load(app: &App, status: &'static str) {
 pub fn open_options(config: &crate::config::Config, checkpoint: std::path::PathBuf) -> OpenOptions {
     OpenOptions {
         checkpoint,
-        text_encoder: config.text_encoder.clone(),
+        text_encoder: config.text_encoder(),
         device: flux2::DeviceChoice::Cpu { threads: config.threads },
-        precision: config.precision.into(),
+        precision: config.dtype.into(),
         limits: Some(config.limits()),
     }
 }
@@ -115,7 +115,7 @@ fn warm_up(app: &App, pipeline: &mut dyn Pipeline, starting: bool) -> flux2::Res
     let mut request = Request::new("warm-up");
     request.width = side;
     request.height = side;
-    request.steps = pipeline.info().steps;
+    request.steps = pipeline.info().spec.steps;
     if starting {
         app.life.go(Phase::Loading { step: "warm_up", progress: Some(0.0) });
     }

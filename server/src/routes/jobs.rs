@@ -38,7 +38,6 @@ const CANCEL_WAIT: Duration = Duration::from_secs(2);
 
 /// What to draw.
 #[derive(ToSchema)]
-#[schema(additional_properties = false)]
 #[allow(dead_code)] // Description only, as for `/predict`.
 pub struct GenerateRequest {
     /// What to draw, or how to change the references.

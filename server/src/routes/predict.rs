@@ -32,7 +32,6 @@ const FIELDS: [&str; 6] = ["prompt", "images", "width", "height", "seed", "num_s
 
 /// What to draw.
 #[derive(ToSchema)]
-#[schema(additional_properties = false)]
 #[allow(dead_code)] // The body is read field by field, for errors that name the value got; this is its description.
 pub struct PredictRequest {
     /// What to draw, or how to change the references. Beyond 512 tokens it is cut, and the answer says so.
@@ -110,7 +109,7 @@ pub async fn predict(
         width: params.width,
         height: params.height,
         model: app.model_name(),
-        license: app.config.model_license.clone(),
+        license: app.license(),
         seed: params.seed,
         num_steps: params.num_steps,
         reference_count: params.reference_count,
