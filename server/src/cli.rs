@@ -8,19 +8,22 @@ use flux2::{DeviceChoice, device::Precision};
 
 use crate::{commands, failure::Failure};
 
-const EXIT_CODES: &str =
-    "Exit codes: 0 done, 1 failure, 2 wrong usage, 3 checkpoint or image unusable, 130 interrupted.";
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 failure, 2 wrong usage, 3 checkpoint or image unusable, 4 device lost, \
+    5 address taken, 7 directory or file not usable, 130 interrupted.";
 
 /// FLUX.2 [klein] pictures over HTTP and from the command line.
 #[derive(Parser)]
 #[command(version, about, after_help = EXIT_CODES)]
 pub struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
 }
 
 #[derive(Subcommand)]
 enum Command {
+    Serve(Box<commands::serve::Serve>),
+    Config(Box<commands::config::Config>),
+    Doctor(Box<commands::doctor::Doctor>),
     Generate(commands::generate::Generate),
     Plan(commands::plan::Plan),
     Check(commands::check::Check),
@@ -30,9 +33,14 @@ impl Cli {
     /// Runs the command.
     pub fn run(&self) -> Result<(), Failure> {
         match &self.command {
-            Command::Generate(command) => command.run(),
-            Command::Plan(command) => command.run(),
-            Command::Check(command) => command.run(),
+            // Parsed from nothing: every flag of `serve` has a default or a variable.
+            None => Self::parse_from(["flux2-server", "serve"]).run(),
+            Some(Command::Serve(command)) => command.run(),
+            Some(Command::Config(command)) => command.run(),
+            Some(Command::Doctor(command)) => command.run(),
+            Some(Command::Generate(command)) => command.run(),
+            Some(Command::Plan(command)) => command.run(),
+            Some(Command::Check(command)) => command.run(),
         }
     }
 }
