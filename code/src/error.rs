@@ -44,7 +44,9 @@ pub enum Error {
         wanted: String,
     },
     /// NaN or infinity where a picture was being made.
-    #[error("{stage}: {bad} of {total} values are not finite; the weights or the device are at fault, no image was made")]
+    #[error(
+        "{stage}: {bad} of {total} values are not finite; the weights or the device are at fault, no image was made"
+    )]
     NonFinite {
         /// Stage of the pipeline, as in [`crate::pipeline::Stage`].
         stage: String,

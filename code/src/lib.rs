@@ -15,11 +15,14 @@ pub mod model;
 pub mod noise;
 pub mod pipeline;
 pub mod pixels;
+pub mod plan;
 pub mod prompt;
 pub mod reference;
 pub mod request;
 pub mod rope;
 pub mod schedule;
+pub mod snapshot;
+pub mod spec;
 pub mod weight;
 
 pub use error::{Error, RequestError, Result};

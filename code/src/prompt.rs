@@ -1,9 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! From a prompt to token ids: chat layout, byte-level BPE, padding to 512.
+//!
+//! Mirrors `Flux2KleinPipeline._get_qwen3_prompt_embeds`: one user message, thinking switched off, right truncation (a long
+//! prompt loses the assistant suffix), right padding. Special tokens spelled out in a prompt are parsed as such, as
+//! upstream does.
 
 use std::{ops::Range, path::Path};
 
-use crate::error::Result;
+use tokenizers::Tokenizer;
+
+use crate::{
+    checkpoint::missing,
+    error::{Error, Result},
+    request,
+};
 
 /// Token ids of one prompt, padded to the model's length.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,19 +33,184 @@ impl PromptTokens {
     }
 }
 
+/// How a model wants its prompts: what stands around one user message, and how many tokens the model sees.
+///
+/// A model that pads on the left or edits the prompt first (FLUX.2 \[dev\]) gets its own fields here.
+struct Layout {
+    before: &'static str,
+    after: &'static str,
+    /// Each must be one token of the vocabulary; the first pads.
+    special: &'static [&'static str],
+    length: usize,
+}
+
+/// FLUX.2 \[klein\]: Qwen3's chat template with `add_generation_prompt=True, enable_thinking=False`.
+const KLEIN: Layout = Layout {
+    before: "<|im_start|>user\n",
+    after: "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+    special: &["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"],
+    length: 512,
+};
+
+/// Longest prompt in characters. The regular expression engine of the pre-tokenizer gives up *silently* after a million
+/// steps of backtracking and leaves the rest of the text in one piece; it needs fewer than ten a character.
+const MAX_CHARS: usize = 32_768;
+
 /// The tokenizer of a checkpoint with its chat layout.
-pub struct PromptTokenizer {}
+pub struct PromptTokenizer {
+    tokenizer: Tokenizer,
+    layout: Layout,
+    pad: u32,
+}
 
 impl PromptTokenizer {
     /// Reads `tokenizer.json` from the tokenizer directory of a checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] if it is missing, damaged, or lacks the special tokens of the chat layout.
     pub fn load(directory: &Path) -> Result<Self> {
-        let _ = directory;
-        todo!()
+        let path = directory.join("tokenizer.json");
+        if !path.exists() {
+            return Err(missing(directory, &["tokenizer.json".into()]));
+        }
+        let mut tokenizer = Tokenizer::from_file(&path)
+            .map_err(|error| Error::checkpoint(&path, format!("is not a tokenizer: {error}")))?;
+        // The file may carry settings of its own; cutting and padding are ours.
+        tokenizer.with_padding(None);
+        tokenizer.with_truncation(None).map_err(|error| {
+            Error::checkpoint(&path, format!("truncation cannot be switched off: {error}"))
+        })?;
+
+        let layout = KLEIN;
+        let mut ids = Vec::with_capacity(layout.special.len());
+        for token in layout.special {
+            let id = tokenizer.token_to_id(token).ok_or_else(|| {
+                Error::checkpoint(
+                    &path,
+                    format!("has no token {token}; is it the tokenizer of another model?"),
+                )
+            })?;
+            ids.push(id);
+        }
+        Ok(Self { tokenizer, layout, pad: ids[0] })
+    }
+
+    /// Tokens that the model sees; longer prompts are cut.
+    pub fn max_tokens(&self) -> usize {
+        self.layout.length
     }
 
     /// Ids of a prompt.
+    ///
+    /// # Errors
+    /// [`Error::Request`] for a prompt with NUL or of more than 32,768 characters.
     pub fn encode(&self, prompt: &str) -> Result<PromptTokens> {
-        let _ = prompt;
-        todo!()
+        request::check_prompt_text(prompt, MAX_CHARS)?;
+        let text = format!("{}{prompt}{}", self.layout.before, self.layout.after);
+        let mut ids = self.ids(&text)?;
+        let total = ids.len();
+        let real = 0..total.min(self.layout.length);
+        ids.resize(self.layout.length, self.pad);
+        Ok(PromptTokens { ids, real, total })
+    }
+
+    /// Ids of a text as it stands: the layout spells out every special token, none is added.
+    fn ids(&self, text: &str) -> Result<Vec<u32>> {
+        match self.tokenizer.encode_fast(text, false) {
+            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+            Err(error) => {
+                Err(Error::checkpoint("tokenizer.json", format!("could not encode the prompt: {error}")))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::PathBuf};
+
+    use super::*;
+
+    /// The tokenizer of the small test checkpoint: 506 tokens of its own training text, laid out as Qwen3's.
+    fn directory() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tiny/tokenizer")
+    }
+
+    fn tokenizer() -> PromptTokenizer {
+        PromptTokenizer::load(&directory()).unwrap()
+    }
+
+    const PAD: u32 = 506;
+
+    #[test]
+    fn a_prompt_stands_in_the_chat_layout_and_is_padded_on_the_right() {
+        let tokenizer = tokenizer();
+        let tokens = tokenizer.encode("a cat").unwrap();
+        assert_eq!((tokens.ids.len(), tokenizer.max_tokens()), (512, 512));
+        assert_eq!((tokens.real.clone(), tokens.truncated()), (0..tokens.total, false));
+        assert!(tokens.ids[tokens.total..].iter().all(|&id| id == PAD));
+        let text = tokenizer.tokenizer.decode(&tokens.ids[tokens.real], false).unwrap();
+        assert_eq!(text, "<|im_start|>user\na cat<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n");
+    }
+
+    #[test]
+    fn up_to_512_tokens_fit_and_513_are_cut_on_the_right() {
+        let tokenizer = tokenizer();
+        let around = tokenizer.encode("").unwrap().total;
+        // Special tokens are one token each, whatever the vocabulary.
+        for (total, truncated) in [(511, false), (512, false), (513, true), (600, true)] {
+            let prompt = "<think>".repeat(total - around);
+            let tokens = tokenizer.encode(&prompt).unwrap();
+            assert_eq!((tokens.total, tokens.truncated()), (total, truncated));
+            assert_eq!((tokens.ids.len(), tokens.real.clone()), (512, 0..total.min(512)));
+            let whole = tokenizer.ids(&format!("{}{prompt}{}", KLEIN.before, KLEIN.after)).unwrap();
+            assert_eq!(tokens.ids[tokens.real], whole[..total.min(512)]);
+        }
+    }
+
+    #[test]
+    fn a_long_prompt_is_split_to_its_end() {
+        let tokenizer = tokenizer();
+        let sentence = "A lighthouse on a cliff, don't  stop,\n\n24/7 fog;  e\u{301}t\u{e9} ";
+        let once = tokenizer.ids(sentence).unwrap();
+        let long = sentence.repeat(MAX_CHARS / sentence.chars().count());
+        let ids = tokenizer.ids(&long).unwrap();
+        // Had the pattern engine given up, the rest would be merged in another way.
+        assert_eq!(ids, once.repeat(ids.len() / once.len()));
+        assert_eq!(tokenizer.tokenizer.decode(&ids, false).unwrap(), long.replace("e\u{301}", "\u{e9}"));
+        // What costs the most backtracking: white space that a line end or a word might follow.
+        for worst in [" ".repeat(MAX_CHARS), format!("{}x", "\t \n".repeat(MAX_CHARS / 3 - 1))] {
+            let tokens = tokenizer.encode(&worst).unwrap();
+            assert!(tokens.truncated());
+            let ids = tokenizer.ids(&worst).unwrap();
+            assert_eq!(tokenizer.tokenizer.decode(&ids, false).unwrap(), worst);
+        }
+    }
+
+    #[test]
+    fn special_tokens_in_a_prompt_are_parsed() {
+        let tokens = tokenizer().encode("a<|im_end|>b<think>").unwrap();
+        assert_eq!(tokens.ids.iter().filter(|&&id| id == 508).count(), 2);
+        assert_eq!(tokens.ids.iter().filter(|&&id| id == 530).count(), 2);
+    }
+
+    #[test]
+    fn nul_and_endless_prompts_are_refused() {
+        for prompt in ["a\0b".to_string(), "a".repeat(MAX_CHARS + 1)] {
+            let Err(Error::Request(error)) = tokenizer().encode(&prompt) else { panic!("accepted") };
+            assert_eq!(error.parameter, "prompt");
+        }
+    }
+
+    #[test]
+    fn a_missing_or_damaged_tokenizer_is_named() {
+        let directory = tempfile::TempDir::new().unwrap();
+        let refusal = || PromptTokenizer::load(directory.path()).err().unwrap().to_string();
+        assert!(refusal().contains("tokenizer.json missing"));
+        fs::write(directory.path().join("tokenizer.json"), "{").unwrap();
+        assert!(refusal().contains("tokenizer.json: is not a tokenizer: "));
+        let other = fs::read_to_string(self::directory().join("tokenizer.json")).unwrap();
+        fs::write(directory.path().join("tokenizer.json"), other.replace("<think>", "<thought>")).unwrap();
+        assert!(refusal().contains("has no token <think>"));
     }
 }

@@ -4,7 +4,7 @@
 
 use image::RgbImage;
 
-use crate::error::RequestError;
+use crate::{error::RequestError, reference};
 
 /// Largest seed plus one. JavaScript's numbers are exact below it, so a seed survives every client.
 pub const SEED_END: u64 = 1 << 53;
@@ -85,8 +85,183 @@ impl Limits {
 
     /// Checks everything that can be checked without running: prompt, size, seed, steps, guidance and the references'
     /// number and shape.
+    ///
+    /// # Errors
+    /// The first parameter out of its range, with the value got and the range.
     pub fn check(&self, request: &Request) -> Result<(), RequestError> {
-        let _ = request;
-        todo!()
+        let prompt = request.prompt.trim();
+        if prompt.is_empty() {
+            return Err(RequestError::new("prompt", "is empty, wanted a description of the picture"));
+        }
+        check_prompt_text(prompt, self.max_prompt_chars)?;
+        self.check_size(request.width, request.height)?;
+        if request.seed >= SEED_END {
+            let message = format!("is {}, wanted 0 to {} (2^53 - 1)", request.seed, SEED_END - 1);
+            return Err(RequestError::new("seed", message));
+        }
+        if !self.steps.contains(&request.steps) {
+            let (least, most) = (self.steps.start(), self.steps.end());
+            let wanted = if least == most { least.to_string() } else { format!("{least} to {most}") };
+            return Err(RequestError::new("steps", format!("is {}, wanted {wanted}", request.steps)));
+        }
+        self.check_guidance(request.guidance)?;
+        if request.references.len() > self.max_references {
+            let (got, most) = (request.references.len(), self.max_references);
+            return Err(RequestError::new(
+                "images",
+                format!("has {got} reference images, wanted at most {most}"),
+            ));
+        }
+        for (index, image) in request.references.iter().enumerate() {
+            reference::check_shape(image.width() as usize, image.height() as usize, index)?;
+        }
+        Ok(())
+    }
+
+    /// Checks a picture's size: each side's range and grid, then the area.
+    fn check_size(&self, width: usize, height: usize) -> Result<(), RequestError> {
+        for (parameter, side) in [("width", width), ("height", height)] {
+            if !(self.min_side..=self.max_side).contains(&side) || !side.is_multiple_of(self.grid) {
+                let message = format!(
+                    "is {side}, wanted a multiple of {} from {} to {}",
+                    self.grid, self.min_side, self.max_side
+                );
+                return Err(RequestError::new(parameter, message));
+            }
+        }
+        // Both sides are in range, so the area cannot overflow.
+        if width * height > self.max_pixels {
+            let message = format!(
+                "{width} x {height} is {} pixels, wanted at most {}; at this width the height is at most {}",
+                width * height,
+                self.max_pixels,
+                self.max_pixels / width / self.grid * self.grid
+            );
+            return Err(RequestError::new("height", message));
+        }
+        Ok(())
+    }
+
+    fn check_guidance(&self, guidance: Option<f32>) -> Result<(), RequestError> {
+        match guidance {
+            Some(scale) if !self.guidance && scale != 1.0 => {
+                let message =
+                    format!("is {scale}, wanted none or 1: this model is distilled and takes no guidance");
+                Err(RequestError::new("guidance", message))
+            }
+            Some(scale) if !(scale.is_finite() && scale >= 0.0) => {
+                Err(RequestError::new("guidance", format!("is {scale}, wanted a finite number from 0")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What holds for every prompt, however it comes: no NUL, and not more than `max_chars` characters.
+pub(crate) fn check_prompt_text(prompt: &str, max_chars: usize) -> Result<(), RequestError> {
+    if let Some(at) = prompt.chars().position(|c| c == '\0') {
+        let message = format!("has a NUL character at position {at}, wanted text without one");
+        return Err(RequestError::new("prompt", message));
+    }
+    let chars = prompt.chars().count();
+    if chars > max_chars {
+        return Err(RequestError::new(
+            "prompt",
+            format!("has {chars} characters, wanted at most {max_chars}"),
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(limits: &Limits, change: impl Fn(&mut Request)) -> String {
+        let mut request = Request::new("a cat");
+        change(&mut request);
+        limits.check(&request).err().map(|error| error.to_string()).unwrap_or_default()
+    }
+
+    fn klein(change: impl Fn(&mut Request)) -> String {
+        refusal(&Limits::KLEIN, change)
+    }
+
+    fn sized(width: usize, height: usize) -> String {
+        klein(|r| (r.width, r.height) = (width, height))
+    }
+
+    #[test]
+    fn the_defaults_and_the_corners_of_every_range_are_accepted() {
+        assert_eq!(klein(|_| ()), "");
+        for (width, height) in
+            [(512, 512), (1920, 1088), (1088, 1920), (1920, 1080), (1448, 1440), (520, 1920)]
+        {
+            assert_eq!(sized(width, height), "");
+        }
+        assert_eq!(klein(|r| r.prompt = "é".repeat(4000)), "");
+        assert_eq!(klein(|r| r.prompt = format!("  {} \n", "x".repeat(4000))), "");
+        assert_eq!(klein(|r| r.seed = 0), "");
+        assert_eq!(klein(|r| r.seed = (1 << 53) - 1), "");
+        assert_eq!(klein(|r| r.guidance = Some(1.0)), "");
+        assert_eq!(klein(|r| r.references = vec![RgbImage::new(64, 512); 3]), "");
+    }
+
+    #[test]
+    fn prompts_are_refused_when_empty_too_long_or_with_nul() {
+        for prompt in ["", " \n\t "] {
+            assert_eq!(
+                klein(|r| r.prompt = prompt.into()),
+                "prompt: is empty, wanted a description of the picture"
+            );
+        }
+        let nul = "prompt: has a NUL character at position 2, wanted text without one";
+        assert_eq!(klein(|r| r.prompt = "éa\0".into()), nul);
+        let long = "prompt: has 4001 characters, wanted at most 4000";
+        assert_eq!(klein(|r| r.prompt = "é".repeat(4001)), long);
+    }
+
+    #[test]
+    fn sizes_are_refused_by_range_grid_and_area() {
+        let side =
+            |parameter, value| format!("{parameter}: is {value}, wanted a multiple of 8 from 512 to 1920");
+        for value in [0, 504, 513, 1023, 1928, usize::MAX - 7] {
+            assert_eq!(sized(value, 1024), side("width", value));
+            assert_eq!(sized(1024, value), side("height", value));
+        }
+        assert_eq!(
+            sized(1920, 1096),
+            "height: 1920 x 1096 is 2104320 pixels, wanted at most 2088960; at this width the height is at most 1088"
+        );
+        assert_eq!(refusal(&Limits::KLEIN.with_small_sizes(), |r| (r.width, r.height) = (16, 24)), "");
+    }
+
+    #[test]
+    fn seeds_stay_exact_in_javascript() {
+        let message = "seed: is 9007199254740992, wanted 0 to 9007199254740991 (2^53 - 1)";
+        assert_eq!(klein(|r| r.seed = 1 << 53), message);
+    }
+
+    #[test]
+    fn a_distilled_model_has_four_steps_and_no_guidance() {
+        for steps in [0, 3, 5] {
+            assert_eq!(klein(|r| r.steps = steps), format!("steps: is {steps}, wanted 4"));
+        }
+        let message = "guidance: is 3.5, wanted none or 1: this model is distilled and takes no guidance";
+        assert_eq!(klein(|r| r.guidance = Some(3.5)), message);
+        assert!(klein(|r| r.guidance = Some(f32::NAN)).starts_with("guidance: is NaN"));
+
+        let guided = Limits { guidance: true, steps: 1..=50, ..Limits::KLEIN };
+        assert_eq!(refusal(&guided, |r| (r.guidance, r.steps) = (Some(3.5), 50)), "");
+        assert_eq!(refusal(&guided, |r| r.steps = 51), "steps: is 51, wanted 1 to 50");
+        assert!(refusal(&guided, |r| r.guidance = Some(-1.0)).contains("wanted a finite number"));
+    }
+
+    #[test]
+    fn references_are_refused_by_number_and_shape() {
+        let four = "images: has 4 reference images, wanted at most 3";
+        assert_eq!(klein(|r| r.references = vec![RgbImage::new(64, 64); 4]), four);
+        let message = klein(|r| r.references = vec![RgbImage::new(64, 64), RgbImage::new(64, 513)]);
+        assert!(message.starts_with("images[1]: "), "{message}");
     }
 }

@@ -43,6 +43,8 @@ pub enum Storage {
     Mapped(Arc<Mmap>),
     /// Owned bytes.
     Owned(Arc<Vec<u8>>),
+    /// No bytes: a weight that only has a shape, to plan a run without a checkpoint. Reads as zeros.
+    Absent,
 }
 
 impl Storage {
@@ -50,6 +52,7 @@ impl Storage {
         match self {
             Self::Mapped(map) => map,
             Self::Owned(bytes) => bytes,
+            Self::Absent => &[],
         }
     }
 }
@@ -93,10 +96,21 @@ impl Weight {
     /// # Panics
     /// If the bytes are not there: callers check sizes first.
     pub fn new(name: &str, storage: Storage, offset: usize, dtype: DType, shape: &[usize]) -> Self {
-        let elements: usize = shape.iter().product();
-        assert!(offset + elements * dtype.size() <= storage.bytes().len(), "weight {name} exceeds its storage");
+        let end = offset + shape.iter().product::<usize>() * dtype.size();
+        assert!(
+            matches!(storage, Storage::Absent) || end <= storage.bytes().len(),
+            "weight {name} exceeds its storage"
+        );
         let row_stride = shape.iter().skip(1).product();
-        Self { name: name.into(), storage, offset, dtype, shape: shape.to_vec(), row_stride, order: RowOrder::Stored }
+        Self {
+            name: name.into(),
+            storage,
+            offset,
+            dtype,
+            shape: shape.to_vec(),
+            row_stride,
+            order: RowOrder::Stored,
+        }
     }
 
     /// A weight from numbers, for tests.
@@ -192,12 +206,22 @@ impl Weight {
         &self.storage.bytes()[start..start + self.row_len() * self.dtype.size()]
     }
 
+    /// Whether the view lies in a memory map, so that a device may use the pages in place.
+    pub fn is_mapped(&self) -> bool {
+        matches!(self.storage, Storage::Mapped(_))
+    }
+
     /// Row `row` widened to f32.
     pub fn row_f32(&self, row: usize) -> Vec<f32> {
+        if matches!(self.storage, Storage::Absent) {
+            return vec![0.0; self.row_len()];
+        }
         let bytes = self.row_bytes(row);
         match self.dtype {
             DType::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-            DType::Bf16 => bytes.as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect(),
+            DType::Bf16 => {
+                bytes.as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32()).collect()
+            }
         }
     }
 

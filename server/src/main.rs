@@ -1,13 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `flux2-server`: FLUX.2 images over HTTP and from the command line.
 
+mod cli;
+mod commands;
+mod failure;
+mod interrupt;
+mod output;
+mod progress;
+
+use std::process::ExitCode;
+
 use clap::Parser;
 
-/// Serve FLUX.2, or make one picture from the command line.
-#[derive(Parser)]
-#[command(version, about)]
-struct Cli {}
-
-fn main() {
-    Cli::parse();
+fn main() -> ExitCode {
+    match cli::Cli::parse().run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            ExitCode::from(failure.code())
+        }
+    }
 }

@@ -18,7 +18,8 @@ pub mod record;
 use std::ops::Range;
 
 pub use ops::{
-    Conv, GatedMatrix, GroupNorm, Matrix, Observer, Operation, Ops, Qkv, QkvPart, Rotary, Row, Shape, Tensor, Trace,
+    Conv, GatedMatrix, GroupNorm, Ledger, Matrix, Observer, Operation, Ops, Qkv, QkvPart, Rotary, Row, Shape,
+    Tensor, Trace,
 };
 
 use crate::{error::Result, rope::RotaryTable, weight::Weight};
@@ -167,7 +168,13 @@ pub trait Device: Sized + Send + 'static {
     /// Rows `[rows, columns]`, row-major.
     fn upload_rows(&self, values: &[f32], rows: usize, columns: usize) -> Result<Self::Tensor>;
     /// An image `[height, width, channels]`.
-    fn upload_image(&self, values: &[f32], height: usize, width: usize, channels: usize) -> Result<Self::Tensor>;
+    fn upload_image(
+        &self,
+        values: &[f32],
+        height: usize,
+        width: usize,
+        channels: usize,
+    ) -> Result<Self::Tensor>;
     /// Values in row-major order.
     fn download(&self, x: &Self::Tensor) -> Result<Vec<f32>>;
     /// A row vector.
@@ -210,7 +217,13 @@ pub trait Device: Sized + Send + 'static {
     fn silu(&self, x: &Self::Tensor) -> Result<Self::Tensor>;
     /// `(x - mean) / sqrt(variance + epsilon) · weight + bias` by row, biased variance. Modulation is folded in by the
     /// caller: weight = 1 + scale, bias = shift.
-    fn layer_norm(&self, x: &Self::Tensor, weight: &Self::Row, bias: &Self::Row, epsilon: f32) -> Result<Self::Tensor>;
+    fn layer_norm(
+        &self,
+        x: &Self::Tensor,
+        weight: &Self::Row,
+        bias: &Self::Row,
+        epsilon: f32,
+    ) -> Result<Self::Tensor>;
     /// `x / sqrt(mean(x²) + epsilon) · weight` by row.
     fn rms_norm(&self, x: &Self::Tensor, weight: &Self::Row, epsilon: f32) -> Result<Self::Tensor>;
     /// `a + b`, rows or images.
@@ -246,7 +259,8 @@ pub trait Device: Sized + Send + 'static {
     /// Convolution with bias.
     fn conv2d(&self, x: &Self::Tensor, conv: &Self::Conv, geometry: ConvGeometry) -> Result<Self::Tensor>;
     /// Group normalisation over height, width and the channels of a group, then SiLU if asked.
-    fn group_norm(&self, x: &Self::Tensor, norm: &RawGroupNorm<'_, Self>, silu: bool) -> Result<Self::Tensor>;
+    fn group_norm(&self, x: &Self::Tensor, norm: &RawGroupNorm<'_, Self>, silu: bool)
+    -> Result<Self::Tensor>;
     /// Nearest neighbour ×2.
     fn upsample(&self, x: &Self::Tensor) -> Result<Self::Tensor>;
     /// `residual + conv(silu(group_norm(x)))`; a missing residual is 0.
@@ -265,7 +279,12 @@ pub trait Device: Sized + Send + 'static {
         }
     }
     /// `conv(upsample(x))`.
-    fn upsample_conv(&self, x: &Self::Tensor, conv: &Self::Conv, geometry: ConvGeometry) -> Result<Self::Tensor> {
+    fn upsample_conv(
+        &self,
+        x: &Self::Tensor,
+        conv: &Self::Conv,
+        geometry: ConvGeometry,
+    ) -> Result<Self::Tensor> {
         self.conv2d(&self.upsample(x)?, conv, geometry)
     }
     /// The pixels of an image as rows `[height · width, channels]`.

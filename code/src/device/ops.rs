@@ -2,7 +2,15 @@
 //! The layer between model code and a device: knows every shape, checks it once, counts the work, and lets an
 //! [`Observer`] watch or stop the run between operations.
 
-use std::{cell::RefCell, fmt, ops::Range};
+use std::{
+    cell::RefCell,
+    fmt,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
 
 use super::{ConvGeometry, Device, HeadLayout, Mask, RawGroupNorm, RawQkvPart};
 use crate::{
@@ -43,6 +51,43 @@ impl fmt::Display for Shape {
 pub struct Tensor<D: Device> {
     raw: D::Tensor,
     shape: Shape,
+    _alive: Alive,
+}
+
+/// Bytes of the tensors that are alive, at four per value; a view counts like a copy.
+#[derive(Default)]
+pub struct Ledger {
+    alive: AtomicU64,
+    peak: AtomicU64,
+}
+
+impl Ledger {
+    /// Most bytes alive at once so far.
+    pub fn peak(&self) -> u64 {
+        self.peak.load(Relaxed)
+    }
+}
+
+/// A tensor's entry in the ledger, if there is one; struck out when the tensor goes.
+struct Alive(Option<(Arc<Ledger>, u64)>);
+
+impl Alive {
+    fn new(ledger: Option<&Arc<Ledger>>, shape: Shape) -> Self {
+        Self(ledger.map(|ledger| {
+            let bytes = 4 * shape.elements() as u64;
+            let alive = ledger.alive.fetch_add(bytes, Relaxed) + bytes;
+            ledger.peak.fetch_max(alive, Relaxed);
+            (Arc::clone(ledger), bytes)
+        }))
+    }
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        if let Some((ledger, bytes)) = &self.0 {
+            ledger.alive.fetch_sub(*bytes, Relaxed);
+        }
+    }
 }
 
 impl<D: Device> Tensor<D> {
@@ -160,7 +205,7 @@ pub trait Observer {
         false
     }
     /// The value of a named stage of the model, as `dit.double0.text` or `vae.decoder.mid`.
-    fn value(&mut self, _stage: &str, _shape: Shape, _values: Vec<f32>) {}
+    fn value(&mut self, _stage: &str, _shape: Shape, _values: &[f32]) {}
 }
 
 /// An observer that writes down every operation.
@@ -181,6 +226,7 @@ impl Observer for Trace {
 pub struct Ops<'a, D: Device> {
     device: &'a D,
     observer: Option<RefCell<&'a mut dyn Observer>>,
+    ledger: Option<Arc<Ledger>>,
 }
 
 /// An error for operands that do not fit.
@@ -191,12 +237,22 @@ fn mismatch<T>(operation: &'static str, got: impl fmt::Display, wanted: impl fmt
 impl<'a, D: Device> Ops<'a, D> {
     /// Operations of `device`, unobserved.
     pub fn new(device: &'a D) -> Self {
-        Self { device, observer: None }
+        Self { device, observer: None, ledger: None }
     }
 
     /// Operations of `device`, watched by `observer`.
     pub fn observed(device: &'a D, observer: &'a mut dyn Observer) -> Self {
-        Self { device, observer: Some(RefCell::new(observer)) }
+        Self { device, observer: Some(RefCell::new(observer)), ledger: None }
+    }
+
+    /// Enters all tensors in `ledger`.
+    #[must_use]
+    pub fn with_ledger(self, ledger: &Arc<Ledger>) -> Self {
+        Self { ledger: Some(Arc::clone(ledger)), ..self }
+    }
+
+    fn wrap(&self, raw: D::Tensor, shape: Shape) -> Tensor<D> {
+        Tensor { raw, shape, _alive: Alive::new(self.ledger.as_ref(), shape) }
     }
 
     /// The device.
@@ -210,7 +266,7 @@ impl<'a, D: Device> Ops<'a, D> {
             let name = name();
             if observer.borrow().wants(&name) {
                 let values = self.device.download(&x.raw)?;
-                observer.borrow_mut().value(&name, x.shape, values);
+                observer.borrow_mut().value(&name, x.shape, &values);
             }
         }
         Ok(())
@@ -240,7 +296,7 @@ impl<'a, D: Device> Ops<'a, D> {
         shape: Shape,
         body: impl FnOnce() -> Result<D::Tensor>,
     ) -> Result<Tensor<D>> {
-        Ok(Tensor { raw: self.run(name, shapes, flops, shape.elements(), body)?, shape })
+        Ok(self.wrap(self.run(name, shapes, flops, shape.elements(), body)?, shape))
     }
 
     // ---- memory (not counted as operations)
@@ -250,16 +306,22 @@ impl<'a, D: Device> Ops<'a, D> {
         if values.len() != rows * columns {
             return mismatch("upload_rows", values.len(), format_args!("{rows} x {columns} values"));
         }
-        Ok(Tensor { raw: self.device.upload_rows(values, rows, columns)?, shape: Shape::Rows(rows, columns) })
+        Ok(self.wrap(self.device.upload_rows(values, rows, columns)?, Shape::Rows(rows, columns)))
     }
 
     /// An image `[height, width, channels]` from host values.
-    pub fn upload_image(&self, values: &[f32], height: usize, width: usize, channels: usize) -> Result<Tensor<D>> {
+    pub fn upload_image(
+        &self,
+        values: &[f32],
+        height: usize,
+        width: usize,
+        channels: usize,
+    ) -> Result<Tensor<D>> {
         let shape = Shape::Image(height, width, channels);
         if values.len() != shape.elements() {
             return mismatch("upload_image", values.len(), shape);
         }
-        Ok(Tensor { raw: self.device.upload_image(values, height, width, channels)?, shape })
+        Ok(self.wrap(self.device.upload_image(values, height, width, channels)?, shape))
     }
 
     /// Values of a tensor in row-major order.
@@ -292,13 +354,18 @@ impl<'a, D: Device> Ops<'a, D> {
         Ok(Matrix { raw: self.device.matrix(parts)?, bias: None, outputs, inputs })
     }
 
-    /// A matrix with a bias `[outputs]`.
-    pub fn matrix_with_bias(&self, weight: &Weight, bias: &Weight) -> Result<Matrix<D>> {
-        if bias.rows() != weight.rows() {
-            return mismatch("matrix_with_bias", format_args!("{bias:?}"), weight.rows());
+    /// A matrix of the rows of all parts in turn, with the biases of all parts in turn.
+    pub fn matrix_with_bias(&self, parts: &[Weight], biases: &[Weight]) -> Result<Matrix<D>> {
+        let matrix = self.matrix(parts)?;
+        let bias = self.row(&biases.iter().flat_map(Weight::to_f32).collect::<Vec<_>>())?;
+        if bias.len != matrix.outputs {
+            return mismatch(
+                "matrix_with_bias",
+                format_args!("{biases:?}"),
+                format_args!("{} biases", matrix.outputs),
+            );
         }
-        let bias = Some(self.row(&bias.to_f32())?);
-        Ok(Matrix { bias, ..self.matrix(std::slice::from_ref(weight))? })
+        Ok(Matrix { bias: Some(bias), ..matrix })
     }
 
     /// Gate and up weights of a SwiGLU.
@@ -306,7 +373,11 @@ impl<'a, D: Device> Ops<'a, D> {
         if gate.shape() != up.shape() || gate.shape().len() != 2 {
             return mismatch("gated_matrix", format_args!("{gate:?}, {up:?}"), "two matrices of one shape");
         }
-        Ok(GatedMatrix { raw: self.device.gated_matrix(gate, up)?, outputs: gate.rows(), inputs: gate.row_len() })
+        Ok(GatedMatrix {
+            raw: self.device.gated_matrix(gate, up)?,
+            outputs: gate.rows(),
+            inputs: gate.row_len(),
+        })
     }
 
     /// A convolution kernel with its bias.
@@ -327,7 +398,13 @@ impl<'a, D: Device> Ops<'a, D> {
 
     // ---- rows
 
-    fn check_linear(&self, name: &'static str, x: &Tensor<D>, outputs: usize, inputs: usize) -> Result<Shape> {
+    fn check_linear(
+        &self,
+        name: &'static str,
+        x: &Tensor<D>,
+        outputs: usize,
+        inputs: usize,
+    ) -> Result<Shape> {
         match x.shape {
             Shape::Rows(rows, columns) if columns == inputs => Ok(Shape::Rows(rows, outputs)),
             got => mismatch(name, got, format_args!("[rows, {inputs}]")),
@@ -377,13 +454,23 @@ impl<'a, D: Device> Ops<'a, D> {
     }
 
     /// `(x - mean) / sqrt(variance + epsilon) · weight + bias` by row.
-    pub fn layer_norm(&self, x: &Tensor<D>, weight: &Row<D>, bias: &Row<D>, epsilon: f32) -> Result<Tensor<D>> {
+    pub fn layer_norm(
+        &self,
+        x: &Tensor<D>,
+        weight: &Row<D>,
+        bias: &Row<D>,
+        epsilon: f32,
+    ) -> Result<Tensor<D>> {
         if weight.len != x.columns() || bias.len != x.columns() {
             return mismatch("layer_norm", format_args!("weight {}, bias {}", weight.len, bias.len), x.shape);
         }
-        self.tensor("layer_norm", || x.shape.to_string(), x.shape.elements(), x.shape, || {
-            self.device.layer_norm(&x.raw, &weight.raw, &bias.raw, epsilon)
-        })
+        self.tensor(
+            "layer_norm",
+            || x.shape.to_string(),
+            x.shape.elements(),
+            x.shape,
+            || self.device.layer_norm(&x.raw, &weight.raw, &bias.raw, epsilon),
+        )
     }
 
     /// `x / sqrt(mean(x²) + epsilon) · weight` by row.
@@ -391,9 +478,13 @@ impl<'a, D: Device> Ops<'a, D> {
         if weight.len != x.columns() {
             return mismatch("rms_norm", format_args!("weight {}", weight.len), x.shape);
         }
-        self.tensor("rms_norm", || x.shape.to_string(), x.shape.elements(), x.shape, || {
-            self.device.rms_norm(&x.raw, &weight.raw, epsilon)
-        })
+        self.tensor(
+            "rms_norm",
+            || x.shape.to_string(),
+            x.shape.elements(),
+            x.shape,
+            || self.device.rms_norm(&x.raw, &weight.raw, epsilon),
+        )
     }
 
     /// `a + b`.
@@ -401,7 +492,13 @@ impl<'a, D: Device> Ops<'a, D> {
         if a.shape != b.shape {
             return mismatch("add", b.shape, a.shape);
         }
-        self.tensor("add", || a.shape.to_string(), a.shape.elements(), a.shape, || self.device.add(&a.raw, &b.raw))
+        self.tensor(
+            "add",
+            || a.shape.to_string(),
+            a.shape.elements(),
+            a.shape,
+            || self.device.add(&a.raw, &b.raw),
+        )
     }
 
     /// `x + gate · y`.
@@ -409,9 +506,13 @@ impl<'a, D: Device> Ops<'a, D> {
         if x.shape != y.shape || gate.len != x.columns() {
             return mismatch("gated_add", format_args!("{} and gate {}", y.shape, gate.len), x.shape);
         }
-        self.tensor("gated_add", || x.shape.to_string(), x.shape.elements(), x.shape, || {
-            self.device.gated_add(&x.raw, &gate.raw, &y.raw)
-        })
+        self.tensor(
+            "gated_add",
+            || x.shape.to_string(),
+            x.shape.elements(),
+            x.shape,
+            || self.device.gated_add(&x.raw, &gate.raw, &y.raw),
+        )
     }
 
     /// Rows of all parts in turn.
@@ -432,9 +533,13 @@ impl<'a, D: Device> Ops<'a, D> {
             return mismatch("slice_rows", format_args!("{range:?}"), x.shape);
         }
         let shape = Shape::Rows(range.len(), x.columns());
-        self.tensor("slice_rows", || format!("{} {range:?}", x.shape), 0, shape, || {
-            self.device.slice_rows(&x.raw, range.clone())
-        })
+        self.tensor(
+            "slice_rows",
+            || format!("{} {range:?}", x.shape),
+            0,
+            shape,
+            || self.device.slice_rows(&x.raw, range.clone()),
+        )
     }
 
     /// The one row of `x` as `parts` row vectors of equal length.
@@ -443,15 +548,25 @@ impl<'a, D: Device> Ops<'a, D> {
             return mismatch("split_row", x.shape, format_args!("[1, {parts} n]"));
         }
         let len = x.columns() / parts;
-        let rows =
-            self.run("split_row", || x.shape.to_string(), 0, x.columns(), || self.device.split_row(&x.raw, parts))?;
+        let rows = self.run(
+            "split_row",
+            || x.shape.to_string(),
+            0,
+            x.columns(),
+            || self.device.split_row(&x.raw, parts),
+        )?;
         Ok(rows.into_iter().map(|raw| Row { raw, len }).collect())
     }
 
     /// `1 + row`.
     pub fn one_plus(&self, row: &Row<D>) -> Result<Row<D>> {
-        let raw =
-            self.run("one_plus", || format!("[{}]", row.len), row.len, row.len, || self.device.one_plus(&row.raw))?;
+        let raw = self.run(
+            "one_plus",
+            || format!("[{}]", row.len),
+            row.len,
+            row.len,
+            || self.device.one_plus(&row.raw),
+        )?;
         Ok(Row { raw, len: row.len })
     }
 
@@ -535,10 +650,18 @@ impl<'a, D: Device> Ops<'a, D> {
         }
     }
 
-    fn raw_norm<'n>(name: &'static str, x: &Tensor<D>, norm: &'n GroupNorm<D>) -> Result<RawGroupNorm<'n, D>> {
+    fn raw_norm<'n>(
+        name: &'static str,
+        x: &Tensor<D>,
+        norm: &'n GroupNorm<D>,
+    ) -> Result<RawGroupNorm<'n, D>> {
         let [_, _, channels] = Self::image_dims(name, x)?;
         if norm.weight.len != channels || norm.bias.len != channels || !channels.is_multiple_of(norm.groups) {
-            return mismatch(name, x.shape, format_args!("{} channels in {} groups", norm.weight.len, norm.groups));
+            return mismatch(
+                name,
+                x.shape,
+                format_args!("{} channels in {} groups", norm.weight.len, norm.groups),
+            );
         }
         Ok(RawGroupNorm {
             groups: norm.groups,
@@ -558,9 +681,13 @@ impl<'a, D: Device> Ops<'a, D> {
     /// Group normalisation, then SiLU if asked.
     pub fn group_norm(&self, x: &Tensor<D>, norm: &GroupNorm<D>, silu: bool) -> Result<Tensor<D>> {
         let raw = Self::raw_norm("group_norm", x, norm)?;
-        self.tensor("group_norm", || x.shape.to_string(), x.shape.elements(), x.shape, || {
-            self.device.group_norm(&x.raw, &raw, silu)
-        })
+        self.tensor(
+            "group_norm",
+            || x.shape.to_string(),
+            x.shape.elements(),
+            x.shape,
+            || self.device.group_norm(&x.raw, &raw, silu),
+        )
     }
 
     /// `residual + conv(silu(group_norm(x)))`.
@@ -573,7 +700,8 @@ impl<'a, D: Device> Ops<'a, D> {
         residual: Option<&Tensor<D>>,
     ) -> Result<Tensor<D>> {
         let raw = Self::raw_norm("norm_silu_conv", x, norm)?;
-        let (shape, flops) = self.check_conv("norm_silu_conv", Self::image_dims("norm_silu_conv", x)?, conv, geometry)?;
+        let (shape, flops) =
+            self.check_conv("norm_silu_conv", Self::image_dims("norm_silu_conv", x)?, conv, geometry)?;
         if let Some(residual) = residual
             && residual.shape != shape
         {
@@ -581,14 +709,21 @@ impl<'a, D: Device> Ops<'a, D> {
         }
         let shapes = || format!("{} x {}x{} to {}", x.shape, conv.size, conv.size, conv.outputs);
         self.tensor("norm_silu_conv", shapes, flops, shape, || {
-            self.device.norm_silu_conv(&x.raw, &raw, &conv.raw, geometry, residual.map(|residual| &residual.raw))
+            self.device.norm_silu_conv(
+                &x.raw,
+                &raw,
+                &conv.raw,
+                geometry,
+                residual.map(|residual| &residual.raw),
+            )
         })
     }
 
     /// `conv(upsample(x))`, nearest neighbour ×2.
     pub fn upsample_conv(&self, x: &Tensor<D>, conv: &Conv<D>, geometry: ConvGeometry) -> Result<Tensor<D>> {
         let [height, width, channels] = Self::image_dims("upsample_conv", x)?;
-        let (shape, flops) = self.check_conv("upsample_conv", [2 * height, 2 * width, channels], conv, geometry)?;
+        let (shape, flops) =
+            self.check_conv("upsample_conv", [2 * height, 2 * width, channels], conv, geometry)?;
         let shapes = || format!("{} x {}x{} to {}", x.shape, conv.size, conv.size, conv.outputs);
         self.tensor("upsample_conv", shapes, flops, shape, || {
             self.device.upsample_conv(&x.raw, &conv.raw, geometry)
@@ -615,8 +750,12 @@ impl<'a, D: Device> Ops<'a, D> {
             return mismatch("rows_to_image", x.shape, format_args!("{height} x {width} rows"));
         }
         let shape = Shape::Image(height, width, x.columns());
-        self.tensor("rows_to_image", || x.shape.to_string(), 0, shape, || {
-            self.device.rows_to_image(&x.raw, height, width)
-        })
+        self.tensor(
+            "rows_to_image",
+            || x.shape.to_string(),
+            0,
+            shape,
+            || self.device.rows_to_image(&x.raw, height, width),
+        )
     }
 }

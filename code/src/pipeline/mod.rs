@@ -1,15 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 //! From a request to a picture: encode → references → denoise → decode.
+//!
+//! This file holds what callers see; [`open`] loads checkpoints, [`Flux2`] makes pictures, [`plan`](crate::plan)
+//! counts the same run without weights.
+
+mod load;
+mod reference_cache;
+pub(crate) mod run;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+
+pub use load::{check, load, open};
+pub use run::Flux2;
+pub(crate) use run::TOKEN_PIXELS;
 
 use image::RgbImage;
 
 use crate::{
-    device::{MemoryReport, Precision},
+    device::{MemoryReport, Precision, Shape},
     error::Result,
     prompt::PromptTokenizer,
     request::{Limits, Request},
+    spec::ModelSpec,
 };
 
 /// Which device to open.
@@ -41,18 +53,16 @@ pub struct OpenOptions {
 /// What was loaded.
 #[derive(Clone, Debug)]
 pub struct ModelInfo {
-    /// `FLUX.2-klein-4B`, or what the shapes and the directory say otherwise.
+    /// `FLUX.2-klein-4B` for the published shapes, otherwise the name of the checkpoint directory.
     pub model: String,
+    /// Facts of the model family.
+    pub spec: &'static ModelSpec,
     /// Device name.
     pub device: String,
     /// Precision.
     pub precision: Precision,
     /// Ranges that requests are checked against.
     pub limits: Limits,
-    /// Default steps.
-    pub steps: usize,
-    /// Text tokens that the model sees; longer prompts are cut.
-    pub max_tokens: usize,
     /// Memory that the weights take.
     pub memory: MemoryReport,
 }
@@ -147,6 +157,12 @@ pub trait Progress {
     fn wants_preview(&mut self, _step: usize, _steps: usize) -> bool {
         false
     }
+    /// Asked whether [`Progress::value`] wants the value of a named stage (it costs a download). For comparing devices.
+    fn wants_value(&self, _stage: &str) -> bool {
+        false
+    }
+    /// The value of a named stage, as `dit.double0.text`, `step2.velocity` or `vae.decoder.mid`.
+    fn value(&mut self, _stage: &str, _shape: Shape, _values: &[f32]) {}
 }
 
 /// Follows nothing.
@@ -212,10 +228,4 @@ pub trait Pipeline: Send {
     ) -> Result<Latents>;
     /// A picture from latents, at the latents' own size.
     fn decode(&mut self, latents: &Latents, progress: &mut dyn Progress) -> Result<RgbImage>;
-}
-
-/// Loads a checkpoint onto a device.
-pub fn open(options: &OpenOptions) -> Result<Box<dyn Pipeline>> {
-    let _ = options;
-    todo!()
 }

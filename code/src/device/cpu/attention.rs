@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Attention with a streaming softmax: no score matrix larger than one block of queries by one block of keys.
+//!
+//! Keys and values were packed into panels by [`super::heads`], so both products run on the matrix kernel as it is. A task
+//! is one head and `QUERIES` query rows. Blocks of keys that no query of the task may see are not visited. Of the time,
+//! about nine tenths go to the two products and the rest to the exponentials.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::{
+    buffer::{Shared, with_scratch},
+    heads::CpuQkv,
+    kernel::{self, Rows},
+    simd::{self, Simd},
+};
+use crate::device::Mask;
+
+/// Query rows of a task.
+const QUERIES: usize = 96;
+
+/// Keys of a block: as many as keep a block of keys and one of values in half the second-level cache.
+const fn block_keys(head_dim: usize) -> usize {
+    let keys = 32 * 1024 / if head_dim == 0 { 1 } else { head_dim } / 32 * 32;
+    if keys < 32 {
+        32
+    } else if keys > 512 {
+        512
+    } else {
+        keys
+    }
+}
+
+/// `softmax(scale · Q Kᵀ + mask) V`, heads merged.
+pub fn attention<S: Simd>(simd: S, qkv: &CpuQkv, mask: &Mask, scale: f32) -> Vec<f32> {
+    let (rows, layout) = (qkv.rows, qkv.layout);
+    let mut out = vec![0.0; rows * layout.query_columns()];
+    let blocks = rows.div_ceil(QUERIES);
+    let shared = Shared::new(&mut out);
+    // The longest causal tasks come first, so that no thread is left with one at the end.
+    (0..blocks * layout.query_heads).into_par_iter().with_max_len(1).for_each(|task| {
+        let block = blocks - 1 - task / layout.query_heads;
+        let queries = block * QUERIES..rows.min((block + 1) * QUERIES);
+        Task { qkv, mask, scale, head: task % layout.query_heads, queries }.run(simd, shared);
+    });
+    out
+}
+
+struct Task<'a> {
+    qkv: &'a CpuQkv,
+    mask: &'a Mask,
+    scale: f32,
+    head: usize,
+    queries: Range<usize>,
+}
+
+impl Task<'_> {
+    /// Keys that query `i` sees.
+    fn keys(&self, i: usize) -> Range<usize> {
+        match self.mask {
+            Mask::None => 0..self.qkv.rows,
+            Mask::Keys(keys) => keys.clone(),
+            Mask::CausalKeys(keys) => keys.start..keys.end.min(i + 1),
+        }
+    }
+
+    fn run<S: Simd>(&self, simd: S, out: Shared<'_>) {
+        let (width, dim) = (kernel::columns::<S>(), self.qkv.layout.head_dim);
+        let (count, padded_dim, block) = (self.queries.len(), dim.next_multiple_of(width), block_keys(dim));
+        // The last query sees the most keys.
+        let keys = self.keys(self.queries.end - 1);
+        let query = &self.qkv.query[(self.head * self.qkv.rows + self.queries.start) * dim..][..count * dim];
+        let sizes = [count * block, count * padded_dim, count, count];
+        with_scratch(sizes, |[scores, sums, largest, totals]| {
+            largest.fill(f32::NEG_INFINITY);
+            totals.fill(0.0);
+            sums.fill(0.0);
+            let first = keys.start / width * width;
+            for start in (first..keys.end.max(first)).step_by(block) {
+                let end = keys.end.min(start + block);
+                let used = (end - start).next_multiple_of(width);
+                for panel in 0..used / width {
+                    let a = Rows { start: query.as_ptr(), stride: dim, runs: &[0], len: dim };
+                    let b = self.qkv.key_panel(self.head, start / width + panel, width);
+                    let c = &mut scores[panel * width..];
+                    // SAFETY: A is `count` queries, B a key panel of `dim` rows, C `count` rows `block` apart.
+                    unsafe { kernel::product(simd, count, a, b.as_ptr(), c.as_mut_ptr(), block, false) };
+                }
+                for i in 0..count {
+                    let seen = self.keys(self.queries.start + i);
+                    let seen = seen.start.max(start).min(end) - start..seen.end.clamp(start, end) - start;
+                    let scores = &mut scores[i * block..i * block + used];
+                    let sums = &mut sums[i * padded_dim..(i + 1) * padded_dim];
+                    simd.vectorize(
+                        #[inline(always)]
+                        || softmax(simd, scores, seen, self.scale, &mut largest[i], &mut totals[i], sums),
+                    );
+                }
+                for panel in 0..padded_dim / width {
+                    let a = Rows { start: scores.as_ptr(), stride: block, runs: &[0], len: used };
+                    let b = self.qkv.value_panel(self.head, panel, start..start + used, width);
+                    let c = &mut sums[panel * width..];
+                    // SAFETY: A is `count` rows of `used` probabilities, B as many values, C `count` rows of sums.
+                    unsafe { kernel::product(simd, count, a, b.as_ptr(), c.as_mut_ptr(), padded_dim, true) };
+                }
+            }
+            for i in 0..count {
+                let at = (self.queries.start + i) * self.qkv.layout.query_columns() + self.head * dim;
+                // SAFETY: these rows of this head are this task's alone.
+                let output = unsafe { out.get(at..at + dim) };
+                let factor = if totals[i] == 0.0 { 0.0 } else { 1.0 / totals[i] };
+                let sums = &sums[i * padded_dim..i * padded_dim + dim];
+                simd.vectorize(
+                    #[inline(always)]
+                    || simd::map(simd, [sums], output, |[sum]| simd.mul(sum, simd.splat(factor))),
+                );
+            }
+        });
+    }
+}
+
+/// Turns the scores of one query into probabilities relative to the largest so far, and brings total and sums to the same
+/// base. Scores outside `seen` become 0.
+#[inline(always)]
+fn softmax<S: Simd>(
+    simd: S,
+    scores: &mut [f32],
+    seen: Range<usize>,
+    scale: f32,
+    largest: &mut f32,
+    total: &mut f32,
+    sums: &mut [f32],
+) {
+    if seen.is_empty() {
+        scores.fill(0.0);
+        return;
+    }
+    let (before, rest) = scores.split_at_mut(seen.start);
+    let (scores, after) = rest.split_at_mut(seen.len());
+    before.fill(0.0);
+    after.fill(0.0);
+    let new = largest.max(largest_of(simd, scores) * scale);
+    if new > *largest {
+        // A first block has no sums yet: e^-inf must be 0, which the clamped exponential is not.
+        let factor = if *largest == f32::NEG_INFINITY {
+            0.0
+        } else {
+            simd.lanes(simd.exp(simd.splat(*largest - new)))[0]
+        };
+        *total *= factor;
+        scale_in_place(simd, sums, factor);
+        *largest = new;
+    }
+    *total += exponentials(simd, scores, scale, new);
+}
+
+#[inline(always)]
+fn scale_in_place<S: Simd>(simd: S, values: &mut [f32], factor: f32) {
+    for chunk in values.chunks_exact_mut(S::LANES) {
+        // SAFETY: the chunk has LANES values.
+        unsafe {
+            let v = simd.mul(simd.load(chunk.as_ptr()), simd.splat(factor));
+            simd.store(chunk.as_mut_ptr(), v);
+        }
+    }
+}
+
+#[inline(always)]
+fn largest_of<S: Simd>(simd: S, values: &[f32]) -> f32 {
+    let chunks = values.chunks_exact(S::LANES);
+    let rest = chunks.remainder().iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut largest = simd.splat(rest);
+    for chunk in chunks {
+        // SAFETY: the chunk has LANES values.
+        largest = simd.max(unsafe { simd.load(chunk.as_ptr()) }, largest);
+    }
+    simd.largest(largest)
+}
+
+/// `e^(scale · score - largest)` in place; their sum.
+#[inline(always)]
+fn exponentials<S: Simd>(simd: S, scores: &mut [f32], scale: f32, largest: f32) -> f32 {
+    let (scale, largest) = (simd.splat(scale), simd.splat(-largest));
+    let mut total = simd.splat(0.0);
+    let mut chunks = scores.chunks_exact_mut(S::LANES);
+    for chunk in chunks.by_ref() {
+        // SAFETY: the chunk has LANES values.
+        unsafe {
+            let e = simd.exp(simd.mul_add(simd.load(chunk.as_ptr()), scale, largest));
+            simd.store(chunk.as_mut_ptr(), e);
+            total = simd.add(total, e);
+        }
+    }
+    let mut total = simd.sum(total);
+    for score in chunks.into_remainder() {
+        *score = simd.lanes(simd.exp(simd.mul_add(simd.splat(*score), scale, largest)))[0];
+        total += *score;
+    }
+    total
+}

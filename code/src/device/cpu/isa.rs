@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which instructions to use: what the processor has, or what `FLUX2_CPU_ISA` forces.
+
+use std::fmt;
+
+use super::simd::Portable;
+use crate::error::{Error, Result};
+
+/// An instruction set that kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isa {
+    /// 256-bit vectors with fused multiply-add.
+    Avx2,
+    /// What the compiler makes of plain Rust on the target's base instructions.
+    Portable,
+}
+
+impl Isa {
+    /// All, the fastest first.
+    pub const ALL: [Self; 2] = [Self::Avx2, Self::Portable];
+
+    /// As `FLUX2_CPU_ISA` spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Avx2 => "avx2",
+            Self::Portable => "portable",
+        }
+    }
+
+    /// Whether this processor and system can run it. Each is detected by itself, never inferred from another.
+    pub fn available(self) -> bool {
+        self.detect().is_some()
+    }
+
+    /// The fastest that is available, or what `FLUX2_CPU_ISA` says.
+    ///
+    /// # Errors
+    /// If the variable names no instruction set, or one that this host lacks.
+    pub fn choose() -> Result<Self> {
+        match std::env::var("FLUX2_CPU_ISA") {
+            Ok(name) => Self::forced(&name),
+            Err(_) => Ok(Self::ALL.into_iter().find(|isa| isa.available()).unwrap_or(Self::Portable)),
+        }
+    }
+
+    fn forced(name: &str) -> Result<Self> {
+        let names = Self::ALL.map(Self::name).join(", ");
+        let Some(isa) = Self::ALL.into_iter().find(|isa| isa.name() == name) else {
+            return Err(unavailable(format!(
+                "FLUX2_CPU_ISA is {name:?}; it must be one of {names}, or unset"
+            )));
+        };
+        isa.kernels().map(|_| isa)
+    }
+
+    /// The kernels, or an error that says what the host has instead.
+    pub(super) fn kernels(self) -> Result<Kernels> {
+        self.detect().ok_or_else(|| {
+            let have: Vec<_> = Self::ALL.into_iter().filter(|isa| isa.available()).map(Self::name).collect();
+            unavailable(format!("this host has no {self}; it can run {}", have.join(", ")))
+        })
+    }
+
+    fn detect(self) -> Option<Kernels> {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => super::avx2::Avx2::detect().map(Kernels::Avx2),
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Avx2 => None,
+            Self::Portable => Some(Kernels::Portable(Portable)),
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+fn unavailable(what: String) -> Error {
+    Error::Device { device: "cpu".into(), operation: "open", what }
+}
+
+/// The proof that goes with an [`Isa`].
+#[derive(Clone, Copy)]
+pub(super) enum Kernels {
+    #[cfg(target_arch = "x86_64")]
+    Avx2(super::avx2::Avx2),
+    Portable(Portable),
+}
+
+/// Runs an expression with `$simd` bound to the vector type in use.
+macro_rules! dispatch {
+    ($kernels:expr, $simd:ident => $body:expr) => {
+        match $kernels {
+            #[cfg(target_arch = "x86_64")]
+            $crate::device::cpu::isa::Kernels::Avx2($simd) => $body,
+            $crate::device::cpu::isa::Kernels::Portable($simd) => $body,
+        }
+    };
+}
+pub(super) use dispatch;
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::float_cmp, reason = "tests")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forced_instruction_set_must_exist() {
+        assert_eq!(Isa::forced("portable").unwrap(), Isa::Portable);
+        let error = Isa::forced("mmx").unwrap_err().to_string();
+        assert!(error.contains("\"mmx\"") && error.contains("portable"), "{error}");
+    }
+}

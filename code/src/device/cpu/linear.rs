@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `x Wᵀ` with everything that follows it: bias, SwiGLU, gate and residual are applied while the tile is in the
+//! first-level cache, so a linear reads its input once, its weights once per block of rows, and writes its output once.
+//!
+//! Blocking, outermost first: tasks of `TASK_ROWS` × `TASK_COLUMNS`; within a task slices of `DEPTH` along `k`, so that a
+//! panel stays in the first-level cache however long the rows are; within a slice blocks of `BLOCK_ROWS` rows that stay in
+//! the second-level cache while all panels pass over them. Partial sums of a task live in scratch memory.
+
+use rayon::prelude::*;
+
+use super::{
+    buffer::{Shared, with_scratch},
+    kernel::{self, Rows},
+    simd::{self, Simd},
+    weights::{CpuGatedMatrix, CpuMatrix, RowBytes, pack_panel},
+};
+
+/// Values of `k` that are multiplied before the sums go back to memory.
+const DEPTH: usize = 256;
+/// Rows that stay in the second-level cache (BLOCK_ROWS × DEPTH × 4 bytes = 192 KiB).
+const BLOCK_ROWS: usize = 192;
+/// Rows of a task: what a packed weight is used for.
+const TASK_ROWS: usize = 768;
+/// Columns of a task.
+const TASK_COLUMNS: usize = 128;
+/// Up to this many rows the weights are read in place, a dot product at a time: the memory decides.
+const FEW_ROWS: usize = 3;
+
+/// What is multiplied.
+#[derive(Clone, Copy)]
+pub enum Weights<'a> {
+    /// `x Wᵀ`.
+    Plain(&'a CpuMatrix),
+    /// `silu(x Gᵀ) · (x Uᵀ)`.
+    Gated(&'a CpuGatedMatrix),
+}
+
+impl<'a> Weights<'a> {
+    fn inputs(self) -> usize {
+        match self {
+            Self::Plain(w) => w.inputs,
+            Self::Gated(w) => w.gate.inputs,
+        }
+    }
+    fn outputs(self) -> usize {
+        match self {
+            Self::Plain(w) => w.outputs,
+            Self::Gated(w) => w.gate.outputs,
+        }
+    }
+    /// Output columns of a panel: a gated panel is a vector of gate and a vector of up columns.
+    fn panel_outputs<S: Simd>(self) -> usize {
+        match self {
+            Self::Plain(_) => kernel::columns::<S>(),
+            Self::Gated(_) => S::LANES,
+        }
+    }
+    fn panel_rows<S: Simd>(self, panel: usize) -> [Option<RowBytes<'a>>; 32] {
+        let mut rows = [None; 32];
+        let first = panel * self.panel_outputs::<S>();
+        for (j, row) in rows[..kernel::columns::<S>()].iter_mut().enumerate() {
+            *row = match self {
+                Self::Plain(w) => w.row(first + j),
+                Self::Gated(w) if j < S::LANES => w.gate.row(first + j),
+                Self::Gated(w) => w.up.row(first + j - S::LANES),
+            };
+        }
+        rows
+    }
+}
+
+/// What happens to a product before it is written: `residual + gate · (product + bias)`.
+#[derive(Clone, Copy, Default)]
+pub struct Epilogue<'a> {
+    /// By output column.
+    pub bias: Option<&'a [f32]>,
+    /// By output column.
+    pub gate: Option<&'a [f32]>,
+    /// Of the shape of the output.
+    pub residual: Option<&'a [f32]>,
+}
+
+impl Epilogue<'_> {
+    /// Finishes the sums of `output.len()` columns that start at column `column` of the output and `at` of its buffer.
+    #[inline(always)]
+    pub fn apply<S: Simd>(&self, simd: S, sums: &[f32], output: &mut [f32], column: usize, at: usize) {
+        let n = output.len();
+        let bias = self.bias.map(|bias| &bias[column..column + n]);
+        let gate = self.gate.map(|gate| &gate[column..column + n]);
+        let residual = self.residual.map(|residual| &residual[at..at + n]);
+        match (bias, gate, residual) {
+            (None, None, None) => output.copy_from_slice(&sums[..n]),
+            (Some(b), None, None) => simd::map(simd, [sums, b], output, |[s, b]| simd.add(s, b)),
+            (None, None, Some(r)) => simd::map(simd, [sums, r], output, |[s, r]| simd.add(r, s)),
+            (None, Some(g), Some(r)) => {
+                simd::map(simd, [sums, g, r], output, |[s, g, r]| simd.mul_add(g, s, r));
+            }
+            (Some(b), None, Some(r)) => {
+                simd::map(simd, [sums, b, r], output, |[s, b, r]| simd.add(r, simd.add(s, b)));
+            }
+            (bias, gate, residual) => {
+                for (i, out) in output.iter_mut().enumerate() {
+                    let sum = sums[i] + bias.map_or(0.0, |bias| bias[i]);
+                    *out =
+                        residual.map_or(0.0, |residual| residual[i]) + gate.map_or(1.0, |gate| gate[i]) * sum;
+                }
+            }
+        }
+    }
+}
+
+/// The product of `rows` rows of `x`, finished by `epilogue`.
+pub fn linear<S: Simd>(simd: S, x: &[f32], rows: usize, w: Weights<'_>, epilogue: Epilogue<'_>) -> Vec<f32> {
+    let outputs = w.outputs();
+    let mut out = vec![0.0; rows * outputs];
+    if rows <= FEW_ROWS {
+        few_rows(simd, x, rows, w, epilogue, &mut out);
+        return out;
+    }
+    let blocked = block_by_depth(x, rows, w.inputs());
+    let panels = outputs.div_ceil(w.panel_outputs::<S>());
+    let task_panels = TASK_COLUMNS / kernel::columns::<S>();
+    let column_tasks = panels.div_ceil(task_panels);
+    let shared = Shared::new(&mut out);
+    (0..column_tasks * rows.div_ceil(TASK_ROWS)).into_par_iter().with_max_len(1).for_each(|task| {
+        let (row_task, column_task) = (task / column_tasks, task % column_tasks);
+        let task = Task {
+            first_row: row_task * TASK_ROWS,
+            rows: TASK_ROWS.min(rows - row_task * TASK_ROWS),
+            first_panel: column_task * task_panels,
+            panels: task_panels.min(panels - column_task * task_panels),
+        };
+        task.run(simd, &blocked, rows, w, epilogue, shared);
+    });
+    out
+}
+
+/// Copies `x` `[rows, inputs]` to slices `[rows, depth]` one after the other, so that the rows of a tile lie together.
+fn block_by_depth(x: &[f32], rows: usize, inputs: usize) -> Vec<f32> {
+    let mut blocked = vec![0.0; rows * inputs];
+    let shared = Shared::new(&mut blocked);
+    (0..rows.div_ceil(64)).into_par_iter().for_each(|group| {
+        for start in (0..inputs).step_by(DEPTH) {
+            let depth = DEPTH.min(inputs - start);
+            for row in 64 * group..rows.min(64 * group + 64) {
+                let at = start * rows + row * depth;
+                // SAFETY: each row of each slice is written by the one task that has the row.
+                let to = unsafe { shared.get(at..at + depth) };
+                to.copy_from_slice(&x[row * inputs + start..row * inputs + start + depth]);
+            }
+        }
+    });
+    blocked
+}
+
+struct Task {
+    first_row: usize,
+    rows: usize,
+    first_panel: usize,
+    panels: usize,
+}
+
+impl Task {
+    fn run<S: Simd>(
+        &self,
+        simd: S,
+        blocked: &[f32],
+        all_rows: usize,
+        w: Weights<'_>,
+        epilogue: Epilogue<'_>,
+        out: Shared<'_>,
+    ) {
+        let width = kernel::columns::<S>();
+        let inputs = w.inputs();
+        let sizes = [self.panels * DEPTH.min(inputs) * width, self.panels * self.rows * width];
+        with_scratch(sizes, |[packed, sums]| {
+            if inputs == 0 {
+                sums.fill(0.0);
+            }
+            for start in (0..inputs).step_by(DEPTH) {
+                let depth = DEPTH.min(inputs - start);
+                for panel in 0..self.panels {
+                    let rows = w.panel_rows::<S>(self.first_panel + panel);
+                    let to = &mut packed[panel * depth * width..(panel + 1) * depth * width];
+                    simd.vectorize(
+                        #[inline(always)]
+                        || pack_panel(simd, &rows[..width], start..start + depth, to),
+                    );
+                }
+                for block in (0..self.rows).step_by(BLOCK_ROWS) {
+                    let count = BLOCK_ROWS.min(self.rows - block);
+                    let at = start * all_rows + (self.first_row + block) * depth;
+                    let a = &blocked[at..at + count * depth];
+                    let a = Rows { start: a.as_ptr(), stride: depth, runs: &[0], len: depth };
+                    for panel in 0..self.panels {
+                        let b = &packed[panel * depth * width..(panel + 1) * depth * width];
+                        let at = (panel * self.rows + block) * width;
+                        let c = &mut sums[at..at + count * width];
+                        // SAFETY: A has `count` rows of `depth`, B `depth` rows and C `count` rows of `width`.
+                        unsafe {
+                            kernel::product(simd, count, a, b.as_ptr(), c.as_mut_ptr(), width, start > 0);
+                        };
+                    }
+                }
+            }
+            simd.vectorize(
+                #[inline(always)]
+                || self.finish(simd, sums, w, epilogue, out),
+            );
+        });
+    }
+
+    #[inline(always)]
+    fn finish<S: Simd>(
+        &self,
+        simd: S,
+        sums: &mut [f32],
+        w: Weights<'_>,
+        epilogue: Epilogue<'_>,
+        out: Shared<'_>,
+    ) {
+        let (width, step, outputs) = (kernel::columns::<S>(), w.panel_outputs::<S>(), w.outputs());
+        for panel in 0..self.panels {
+            let column = (self.first_panel + panel) * step;
+            let count = step.min(outputs - column);
+            for row in 0..self.rows {
+                let sums = &mut sums[(panel * self.rows + row) * width..][..width];
+                let at = (self.first_row + row) * outputs + column;
+                // SAFETY: these rows and columns are this task's alone.
+                let output = unsafe { out.get(at..at + count) };
+                match w {
+                    Weights::Plain(_) => epilogue.apply(simd, sums, output, column, at),
+                    Weights::Gated(_) => {
+                        let (gate, up) = sums.split_at(S::LANES);
+                        simd::map(simd, [gate, up], output, |[gate, up]| simd.mul(simd.silu(gate), up));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The product of very few rows: each weight is used once or thrice, so packing would cost more than it saves.
+fn few_rows<S: Simd>(
+    simd: S,
+    x: &[f32],
+    rows: usize,
+    w: Weights<'_>,
+    epilogue: Epilogue<'_>,
+    out: &mut [f32],
+) {
+    const COLUMNS: usize = 64;
+    let (inputs, outputs) = (w.inputs(), w.outputs());
+    let shared = Shared::new(out);
+    (0..outputs.div_ceil(COLUMNS)).into_par_iter().for_each(|group| {
+        let column = group * COLUMNS;
+        let count = COLUMNS.min(outputs - column);
+        simd.vectorize(
+            #[inline(always)]
+            || {
+                let mut sums = [[0.0; COLUMNS]; FEW_ROWS];
+                for j in 0..count {
+                    let dot = |m: &CpuMatrix, row: usize| {
+                        m.row(column + j).map_or(0.0, |w| w.dot(simd, &x[row * inputs..(row + 1) * inputs]))
+                    };
+                    for (row, sums) in sums[..rows].iter_mut().enumerate() {
+                        sums[j] = match w {
+                            Weights::Plain(w) => dot(w, row),
+                            Weights::Gated(w) => {
+                                let gate = simd.lanes(simd.silu(simd.splat(dot(&w.gate, row))))[0];
+                                gate * dot(&w.up, row)
+                            }
+                        };
+                    }
+                }
+                for (row, sums) in sums[..rows].iter().enumerate() {
+                    let at = row * outputs + column;
+                    // SAFETY: these columns are this task's alone.
+                    epilogue.apply(simd, sums, unsafe { shared.get(at..at + count) }, column, at);
+                }
+            },
+        );
+    });
+}

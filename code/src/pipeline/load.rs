@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Opens a checkpoint: which files, which model, and that every tensor is there and used.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use serde::Deserialize;
+
+use super::{DeviceChoice, Flux2, OpenOptions, Pipeline};
+use crate::{
+    checkpoint::Component,
+    device::{
+        Device, Ops, Precision,
+        cpu::{CpuDevice, CpuOptions},
+        record::RecordDevice,
+    },
+    error::{Error, Result},
+    model::{
+        Configs, Loader, Model, Weights, read_json, text_encoder::TextEncoder, transformer::Transformer,
+        vae::Vae,
+    },
+    prompt::PromptTokenizer,
+    request::Limits,
+    spec::{self, ModelSpec},
+};
+
+/// Everything of a checkpoint but the device.
+pub(super) struct Checkpoint {
+    pub path: PathBuf,
+    pub spec: &'static ModelSpec,
+    pub configs: Configs,
+    pub tokenizer: Arc<PromptTokenizer>,
+    /// Text encoder, transformer, VAE.
+    pub components: [Component; 3],
+}
+
+impl Checkpoint {
+    /// Opens all parts; reads headers and configurations, maps the weights.
+    pub fn open(path: &Path, text_encoder: Option<&Path>) -> Result<Self> {
+        if !path.is_dir() {
+            let what = "is not a directory; give a checkpoint in diffusers layout (model_index.json, transformer/, …)";
+            return Err(Error::checkpoint(path, what));
+        }
+        let spec = spec::of_checkpoint(path)?;
+        check_scheduler(path)?;
+        let text_encoder = text_encoder_directory(path, text_encoder);
+        Ok(Self {
+            path: path.to_path_buf(),
+            spec,
+            configs: Configs::read(path, &text_encoder)?,
+            tokenizer: Arc::new(PromptTokenizer::load(&path.join("tokenizer"))?),
+            components: [
+                Component::open(&text_encoder, "model")?,
+                Component::open(&path.join("transformer"), "diffusion_pytorch_model")?,
+                Component::open(&path.join("vae"), "diffusion_pytorch_model")?,
+            ],
+        })
+    }
+
+    /// Loads the model onto a device and checks that no tensor is left over.
+    pub fn load<D: Device>(&self, device: &D) -> Result<Model<D>> {
+        let [text_encoder, transformer, vae] = &self.components;
+        let weights: [&dyn Weights; 3] = [text_encoder, transformer, vae];
+        let model = Model::load(device, weights, &self.configs, self.spec)?;
+        for component in &self.components {
+            component.finish()?;
+        }
+        Ok(model)
+    }
+}
+
+/// `text_encoder/` of the checkpoint, or the override: a text-encoder directory or a checkpoint that holds one.
+fn text_encoder_directory(checkpoint: &Path, text_encoder: Option<&Path>) -> PathBuf {
+    let Some(given) = text_encoder else { return checkpoint.join("text_encoder") };
+    let inside = given.join("text_encoder");
+    if inside.is_dir() { inside } else { given.to_path_buf() }
+}
+
+#[derive(Deserialize)]
+struct SchedulerConfig {
+    #[serde(default)]
+    use_dynamic_shifting: bool,
+    #[serde(default = "exponential")]
+    time_shift_type: String,
+}
+
+fn exponential() -> String {
+    "exponential".into()
+}
+
+/// The schedule of [`crate::schedule`] holds for dynamic, exponential shifting only.
+fn check_scheduler(checkpoint: &Path) -> Result<()> {
+    let path = checkpoint.join("scheduler/scheduler_config.json");
+    let config: SchedulerConfig = read_json(&path)?;
+    if !config.use_dynamic_shifting || config.time_shift_type != "exponential" {
+        return Err(Error::checkpoint(
+            path,
+            format!(
+                "use_dynamic_shifting is {} and time_shift_type is {}; FLUX.2 has true and exponential",
+                config.use_dynamic_shifting, config.time_shift_type
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Loads a checkpoint onto a device of the caller's. [`open`] is the same with the device by choice.
+///
+/// # Errors
+/// As [`open`].
+pub fn load<D: Device>(
+    checkpoint: &Path,
+    text_encoder: Option<&Path>,
+    device: D,
+    limits: Option<Limits>,
+) -> Result<Flux2<D>> {
+    Flux2::new(Checkpoint::open(checkpoint, text_encoder)?, device, limits)
+}
+
+/// Loads a checkpoint onto a device.
+///
+/// # Errors
+/// [`Error::Checkpoint`] for anything missing, extra, mis-shaped or damaged; [`Error::Device`] if the device cannot be
+/// opened.
+pub fn open(options: &OpenOptions) -> Result<Box<dyn Pipeline>> {
+    let (checkpoint, text_encoder) = (options.checkpoint.as_path(), options.text_encoder.as_deref());
+    let limits = options.limits.clone();
+    match options.device {
+        DeviceChoice::Cpu { threads } => {
+            let device = CpuDevice::new(CpuOptions { precision: options.precision, threads })?;
+            Ok(Box::new(load(checkpoint, text_encoder, device, limits)?))
+        }
+    }
+}
+
+/// Everything that is wrong with a checkpoint, found without reading the weights: files, configurations, tensor names,
+/// shapes and types. Empty if it is complete.
+pub fn check(checkpoint: &Path, text_encoder: Option<&Path>) -> Vec<Error> {
+    let mut problems = Vec::new();
+    if !checkpoint.is_dir() {
+        return Checkpoint::open(checkpoint, None).err().into_iter().collect();
+    }
+    let mut note = |problem: Option<Error>| problems.extend(problem);
+    let spec = spec::of_checkpoint(checkpoint);
+    note(check_scheduler(checkpoint).err());
+    note(PromptTokenizer::load(&checkpoint.join("tokenizer")).err());
+    let spec = match spec {
+        Ok(spec) => Some(spec),
+        Err(error) => {
+            note(Some(error));
+            None
+        }
+    };
+    let text_encoder = text_encoder_directory(checkpoint, text_encoder);
+    let device = RecordDevice::new(Precision::Bf16);
+    let parts: [(PathBuf, &str); 3] = [
+        (text_encoder, "model"),
+        (checkpoint.join("transformer"), "diffusion_pytorch_model"),
+        (checkpoint.join("vae"), "diffusion_pytorch_model"),
+    ];
+    for (index, (directory, stem)) in parts.iter().enumerate() {
+        let part = Component::open(directory, stem).and_then(|component| {
+            let ops = Ops::new(&device);
+            let loader = Loader { ops: &ops, weights: &component };
+            let config = directory.join("config.json");
+            match index {
+                0 => {
+                    let config = read_json(&config)?;
+                    let spec = spec.unwrap_or(&spec::KLEIN);
+                    TextEncoder::load(&loader, &config, spec)?;
+                }
+                1 => drop(Transformer::load(&loader, &read_json(&config)?)?),
+                _ => drop(Vae::load(&loader, &read_json(&config)?)?),
+            }
+            component.finish()
+        });
+        note(part.err());
+    }
+    problems
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a run will do: every operation with its floating-point operations and bytes, from the configurations alone.
+
+use std::sync::Arc;
+
+use crate::{
+    device::{Ledger, Operation, Ops, Precision, Trace, record::RecordDevice},
+    error::Result,
+    latents,
+    model::{Configs, Model, ShapesOnly, Weights},
+    pipeline::{
+        Latents, References, Stage, TOKEN_PIXELS,
+        run::{Sequence, decode_to_values, encode_pixels, encode_tokens},
+    },
+    reference::ReferencePixels,
+    spec::ModelSpec,
+};
+
+/// Operations of one stage.
+#[derive(Clone, Debug)]
+pub struct StagePlan {
+    /// Stage.
+    pub stage: Stage,
+    /// Operations in order; all steps of the DiT.
+    pub operations: Vec<Operation>,
+}
+
+impl StagePlan {
+    /// Floating-point operations.
+    pub fn flops(&self) -> u64 {
+        self.operations.iter().map(|operation| operation.flops).sum()
+    }
+}
+
+/// A run, counted.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Stages in order; reference encode only with references.
+    pub stages: Vec<StagePlan>,
+    /// Parameters that the run uses: text encoder, transformer, VAE.
+    pub parameters: [u64; 3],
+    /// Most bytes of f32 tensors alive at once; a view counts like a copy.
+    pub peak_tensor_bytes: u64,
+    /// Rows of the joint sequence: text, image and references.
+    pub sequence: usize,
+}
+
+impl Plan {
+    /// Floating-point operations of the whole run.
+    pub fn flops(&self) -> u64 {
+        self.stages.iter().map(StagePlan::flops).sum()
+    }
+
+    /// All operations in order.
+    pub fn operations(&self) -> impl Iterator<Item = &Operation> {
+        self.stages.iter().flat_map(|stage| &stage.operations)
+    }
+}
+
+/// Plans a picture of `[height, width]` with references of the given prepared `[height, width]` each (multiples of 16).
+pub fn plan(
+    configs: &Configs,
+    spec: &ModelSpec,
+    [height, width]: [usize; 2],
+    references: &[[usize; 2]],
+    steps: usize,
+) -> Result<Plan> {
+    let device = RecordDevice::new(Precision::Bf16);
+    let sources = [ShapesOnly::default(), ShapesOnly::default(), ShapesOnly::default()];
+    let [text_encoder, transformer, vae] = &sources;
+    let weights: [&dyn Weights; 3] = [text_encoder, transformer, vae];
+    let model = Model::load(&device, weights, configs, spec)?;
+    let ledger = Arc::new(Ledger::default());
+    let mut stages = Vec::new();
+    let mut stage = |stage, body: &mut dyn FnMut(&Ops<'_, RecordDevice>) -> Result<()>| -> Result<()> {
+        let mut trace = Trace::default();
+        body(&Ops::observed(&device, &mut trace).with_ledger(&ledger))?;
+        stages.push(StagePlan { stage, operations: trace.operations });
+        Ok(())
+    };
+    let grid = [height.div_ceil(TOKEN_PIXELS), width.div_ceil(TOKEN_PIXELS)];
+    let [grid_height, grid_width] = grid;
+
+    let mut embeds = None;
+    stage(Stage::TextEncoder, &mut |ops| {
+        let ids = vec![0; spec.text_tokens];
+        embeds = Some(encode_tokens(&model, ops, &ids, 0..spec.text_tokens)?);
+        Ok(())
+    })?;
+    let embeds = embeds.map(|embeds| embeds.values).unwrap_or_default();
+    let mut encoded = References::default();
+    if !references.is_empty() {
+        stage(Stage::ReferenceEncode, &mut |ops| {
+            for &[height, width] in references {
+                let pixels = ReferencePixels { height, width, values: vec![0.0; height * width * 3] };
+                encoded.tokens.extend(encode_pixels(&model, ops, &pixels)?);
+                encoded.grids.push([height / TOKEN_PIXELS, width / TOKEN_PIXELS]);
+            }
+            Ok(())
+        })?;
+    }
+    let sequence = Sequence::new(grid, &encoded, spec.text_tokens);
+    let mut context = None;
+    stage(Stage::Context, &mut |ops| {
+        context = Some(model.transformer.context(ops, &embeds)?);
+        Ok(())
+    })?;
+    let rotary = model.transformer.rotary(&Ops::new(&device), &sequence.ids)?;
+    let tokens = vec![0.0; sequence.tokens * latents::CHANNELS];
+    stage(Stage::Dit, &mut |ops| {
+        let Some(context) = &context else { return Ok(()) };
+        for _ in 0..steps {
+            let tokens = ops.upload_rows(&tokens, sequence.tokens, latents::CHANNELS)?;
+            let modulation = model.transformer.modulation(ops, 0.0, None)?;
+            model.transformer.velocity(
+                ops,
+                &tokens,
+                grid_height * grid_width,
+                context,
+                &modulation,
+                &rotary,
+            )?;
+        }
+        Ok(())
+    })?;
+    drop(context);
+    stage(Stage::VaeDecode, &mut |ops| {
+        let values = vec![0.0; grid_height * grid_width * latents::CHANNELS];
+        decode_to_values(&model, ops, &Latents { values, grid_height, grid_width })?;
+        Ok(())
+    })?;
+    Ok(Plan {
+        stages,
+        parameters: sources.map(|source| source.parameters.get()),
+        peak_tensor_bytes: ledger.peak(),
+        sequence: sequence.ids.len(),
+    })
+}

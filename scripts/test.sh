@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Everything that has to hold before a change is merged. Runs all steps, ends with a line "N passed, N failed":
+# the tests that cargo ran, plus one for each other step.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+. scripts/needs.sh
+need cc:gcc git:git python3:python3
+need_rust
+export CARGO_TARGET_DIR=$PWD/target CARGO_TERM_COLOR=never RUST_BACKTRACE=1
+mkdir -p target
+log=target/test.log
+passed=0 failed=0 broken=()
+
+# step NAME COMMAND...: one test more.
+step() {
+    local name=$1 start=$SECONDS
+    shift
+    printf '\n== %s\n' "$name"
+    if "$@" </dev/null; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        broken+=("$name")
+    fi
+    printf '== %s: %s s\n' "$name" $((SECONDS - start))
+}
+
+# cargo_tests: all tests of the workspace, counted one by one.
+cargo_tests() {
+    local start=$SECONDS status
+    printf '\n== tests\n'
+    cargo test --workspace --locked --no-fail-fast </dev/null 2>&1 | tee "$log"
+    status=$?
+    passed=$((passed + $(count passed)))
+    failed=$((failed + $(count failed)))
+    # Something that did not compile, or crashed, leaves no line to count.
+    if [ "$status" != 0 ] && [ "$(count failed)" = 0 ]; then failed=$((failed + 1)); fi
+    [ "$status" = 0 ] || broken+=(tests)
+    printf '== tests: %s s\n' $((SECONDS - start))
+}
+
+count() {
+    grep -oE "^test result: .* $1;" "$log" | grep -oE "[0-9]+ $1" | awk '{ sum += $1 } END { print sum + 0 }'
+}
+
+step "format" cargo fmt --all --check
+step "lints" cargo clippy --workspace --all-targets --locked -- -D warnings
+cargo_tests
+RUSTDOCFLAGS="-D warnings" step "documentation" cargo doc --workspace --no-deps --locked --quiet
+step "code/ alone" scripts/check-code-alone.sh
+step "licences, bans, sources" scripts/deny.sh
+step "THIRD-PARTY.md" scripts/third_party.py --check
+
+[ ${#broken[@]} = 0 ] || printf '\nfailed: %s\n' "${broken[*]}"
+printf '\n%s passed, %s failed\n' "$passed" "$failed"
+[ "$failed" = 0 ]

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `check`: whether a checkpoint is complete, and everything that is wrong with it.
+
+use clap::Args;
+use serde::Serialize;
+
+use super::print_json;
+use crate::{cli::CheckpointArgs, failure::Failure};
+
+/// Say whether a checkpoint is complete, and everything that is missing, without reading the weights
+#[derive(Args)]
+pub struct Check {
+    #[command(flatten)]
+    checkpoint: CheckpointArgs,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    checkpoint: String,
+    complete: bool,
+    problems: Vec<String>,
+}
+
+impl Check {
+    /// Runs the command. An incomplete checkpoint is a failure.
+    pub fn run(&self) -> Result<(), Failure> {
+        let checkpoint = self.checkpoint.checkpoint()?;
+        let problems = flux2::pipeline::check(&checkpoint, self.checkpoint.text_encoder().as_deref());
+        let answer = Answer {
+            checkpoint: checkpoint.display().to_string(),
+            complete: problems.is_empty(),
+            problems: problems.iter().map(ToString::to_string).collect(),
+        };
+        if self.json {
+            print_json(&answer)?;
+        } else if answer.complete {
+            println!("{}: complete", answer.checkpoint);
+        } else {
+            answer.problems.iter().for_each(|problem| println!("{problem}"));
+        }
+        if answer.complete {
+            return Ok(());
+        }
+        Err(Failure::Unusable(format!(
+            "checkpoint {}: {} found; get what is missing or damaged again",
+            answer.checkpoint,
+            if problems.len() == 1 { "1 problem".to_owned() } else { format!("{} problems", problems.len()) }
+        )))
+    }
+}

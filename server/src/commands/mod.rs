@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One file a command: its flags and what it does.
+
+pub mod check;
+pub mod generate;
+pub mod plan;
+
+use serde::Serialize;
+
+use crate::failure::Failure;
+
+/// Prints a command's answer for machines: one JSON object on one line.
+fn print_json(answer: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string(answer).map_err(|error| Failure::Other(error.to_string()))?;
+    println!("{text}");
+    Ok(())
+}

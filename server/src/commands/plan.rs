@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `plan`: what a run will compute, from the configuration files alone.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use clap::{Args, ValueEnum};
+use flux2::{
+    Request, RgbImage,
+    model::Configs,
+    plan::{StagePlan, plan},
+    spec::{self, ModelSpec},
+};
+use serde::Serialize;
+
+use super::print_json;
+use crate::failure::Failure;
+
+/// Height and width of the reference images that are counted: the largest that the model sees.
+const REFERENCE: [usize; 2] = [1024, 1024];
+
+/// Count the operations, floating-point operations and bytes of a run, without weights
+#[derive(Args)]
+pub struct Plan {
+    /// Width in pixels
+    #[arg(long, value_name = "PIXELS", default_value_t = 1024)]
+    width: usize,
+    /// Height in pixels
+    #[arg(long, value_name = "PIXELS", default_value_t = 1024)]
+    height: usize,
+    /// Number of reference images, counted at 1024×1024
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    references: u8,
+    /// Denoising steps
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    steps: usize,
+    /// Published model
+    #[arg(long, value_enum, default_value_t, conflicts_with = "checkpoint")]
+    model: PublishedModel,
+    /// Checkpoint directory; only its configuration files are read
+    #[arg(long, value_name = "DIR")]
+    checkpoint: Option<PathBuf>,
+    /// Print one JSON object on standard output
+    #[arg(long)]
+    json: bool,
+    /// Accept sizes from 16 pixels, for tests and small checkpoints
+    #[arg(long, hide = true)]
+    allow_small: bool,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum PublishedModel {
+    #[default]
+    #[value(name = "klein-4b")]
+    Klein4b,
+}
+
+#[derive(Serialize)]
+struct Answer {
+    model: String,
+    width: usize,
+    height: usize,
+    steps: usize,
+    references: usize,
+    /// Rows of the joint sequence: text, picture and references.
+    sequence: usize,
+    parameters: Parameters,
+    #[serde(flatten)]
+    total: Count,
+    peak_tensor_bytes: u64,
+    stages: Vec<StageAnswer>,
+}
+
+#[derive(Serialize)]
+struct Parameters {
+    text_encoder: u64,
+    transformer: u64,
+    vae: u64,
+}
+
+#[derive(Serialize)]
+struct StageAnswer {
+    stage: &'static str,
+    #[serde(flatten)]
+    total: Count,
+    by_operation: BTreeMap<&'static str, Count>,
+}
+
+#[derive(Default, Serialize)]
+struct Count {
+    operations: u64,
+    flops: u64,
+    /// Of the results, at four bytes a value.
+    bytes: u64,
+}
+
+impl Count {
+    fn add(&mut self, operations: u64, flops: u64, bytes: u64) {
+        self.operations += operations;
+        self.flops += flops;
+        self.bytes += bytes;
+    }
+}
+
+impl Plan {
+    /// Runs the command.
+    pub fn run(&self) -> Result<(), Failure> {
+        let answer = self.answer()?;
+        if self.json {
+            return print_json(&answer);
+        }
+        print_table(&answer);
+        Ok(())
+    }
+
+    fn answer(&self) -> Result<Answer, Failure> {
+        let (model, configs, spec) = self.model()?;
+        let limits = if self.allow_small { spec.limits.clone().with_small_sizes() } else { spec.limits.clone() };
+        let request = Request {
+            width: self.width,
+            height: self.height,
+            steps: self.steps,
+            references: vec![RgbImage::new(64, 64); usize::from(self.references)],
+            ..Request::new("a plan looks at no prompt")
+        };
+        limits.check(&request).map_err(|error| Failure::request(&error, &[]))?;
+        let references = vec![REFERENCE; usize::from(self.references)];
+        let plan = plan(&configs, spec, [self.height, self.width], &references, self.steps)?;
+        let [text_encoder, transformer, vae] = plan.parameters;
+        let stages: Vec<_> = plan.stages.iter().map(stage_answer).collect();
+        let mut total = Count::default();
+        for stage in &stages {
+            total.add(stage.total.operations, stage.total.flops, stage.total.bytes);
+        }
+        Ok(Answer {
+            model,
+            width: self.width,
+            height: self.height,
+            steps: self.steps,
+            references: references.len(),
+            sequence: plan.sequence,
+            parameters: Parameters { text_encoder, transformer, vae },
+            total,
+            peak_tensor_bytes: plan.peak_tensor_bytes,
+            stages,
+        })
+    }
+
+    fn model(&self) -> Result<(String, Configs, &'static ModelSpec), Failure> {
+        let Some(checkpoint) = &self.checkpoint else {
+            let PublishedModel::Klein4b = self.model;
+            return Ok((spec::KLEIN.name.to_owned(), Configs::klein_4b(), &spec::KLEIN));
+        };
+        let spec = spec::of_checkpoint(checkpoint).map_err(Failure::checkpoint)?;
+        let configs = Configs::read(checkpoint, &checkpoint.join("text_encoder")).map_err(Failure::checkpoint)?;
+        Ok((checkpoint.display().to_string(), configs, spec))
+    }
+}
+
+fn stage_answer(stage: &StagePlan) -> StageAnswer {
+    let mut total = Count::default();
+    let mut by_operation = BTreeMap::<_, Count>::new();
+    for operation in &stage.operations {
+        total.add(1, operation.flops, operation.bytes);
+        by_operation.entry(operation.name).or_default().add(1, operation.flops, operation.bytes);
+    }
+    StageAnswer { stage: stage.stage.timing_key().trim_end_matches("_s"), total, by_operation }
+}
+
+fn print_table(answer: &Answer) {
+    let Parameters { text_encoder, transformer, vae } = answer.parameters;
+    println!(
+        "{}: {}×{}, {} steps, {} references, {} rows in the joint sequence",
+        answer.model, answer.width, answer.height, answer.steps, answer.references, answer.sequence
+    );
+    println!(
+        "parameters used: text encoder {:.3} G, transformer {:.3} G, VAE {:.3} G; {:.2} GB in bf16",
+        giga(text_encoder),
+        giga(transformer),
+        giga(vae),
+        giga(2 * (text_encoder + transformer + vae))
+    );
+    println!("most f32 tensor memory alive at once: {:.2} GB", giga(answer.peak_tensor_bytes));
+    println!("\n{:<18} {:>10} {:>12} {:>14}", "stage", "operations", "TFLOP", "GB of results");
+    for stage in &answer.stages {
+        print_row(stage.stage, &stage.total);
+    }
+    print_row("all", &answer.total);
+}
+
+fn print_row(name: &str, count: &Count) {
+    println!("{name:<18} {:>10} {:>12.4} {:>14.3}", count.operations, giga(count.flops) / 1e3, giga(count.bytes));
+}
+
+fn giga(number: u64) -> f64 {
+    number as f64 / 1e9
+}
