@@ -200,7 +200,7 @@ pub async fn info(State(app): State<Arc<App>>) -> Json<Info> {
             max_references: limits.max_references,
             max_image_base64: MAX_IMAGE_BASE64,
             max_prompt_chars: limits.max_prompt_chars,
-            max_prompt_tokens: app.model().map_or(512, |model| model.info.spec.text_tokens),
+            max_prompt_tokens: app.model().map_or(512, |model| model.info.spec.prompt.tokens),
             steps: [*limits.steps.start(), *limits.steps.end()],
             guidance: limits.guidance,
             seed_min: 0,

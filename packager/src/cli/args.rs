@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What can be typed.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+const EXIT_CODES: &str = "Exit codes: 0 ok, 1 failure, 2 usage, 3 invalid manifest, 4 container engine, \
+5 network or hub, 6 authentication or gated, 7 disk, 8 verification failed, 130 interrupted.";
+
+/// Turn a manifest and its model code into a container package that others can trust.
+#[derive(Debug, Parser)]
+#[command(version, about, after_help = EXIT_CODES, disable_help_subcommand = true)]
+pub struct Cli {
+    /// The manifest.
+    #[arg(short, long, global = true, default_value = "manifest.yaml", value_name = "FILE")]
+    pub manifest: PathBuf,
+    /// Results and errors as JSON on stdout, for programs.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// No colours (also: NO_COLOR).
+    #[arg(long, global = true)]
+    pub no_color: bool,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Write a first manifest; asks for what the flags do not say.
+    Init(InitArgs),
+    /// Check the manifest and report every problem at once.
+    Check,
+    /// Print the JSON Schema of the manifest, for editors.
+    Schema,
+    /// Write manifest.lock: what the manifest's names stand for now.
+    Pin(PinArgs),
+    /// Print both digests of a code tree.
+    Digest {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// Print a shell's completions.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, or write one for every command.
+    Man {
+        /// Directory to write to.
+        dir: Option<PathBuf>,
+    },
+    /// Explain a topic (manifest) or a command.
+    Help {
+        /// `manifest`, or the name of a command.
+        topic: Vec<String>,
+    },
+}
+
+/// Answers of `init`.
+#[derive(Debug, Args)]
+pub struct InitArgs {
+    /// organisation/name on the Hub.
+    #[arg(long)]
+    pub repo: Option<String>,
+    /// Repository of the weights.
+    #[arg(long)]
+    pub weights: Option<String>,
+    /// Board label with a count: p100a, p150x4, n300.
+    #[arg(long)]
+    pub hardware: Option<String>,
+    /// Directory or file that ships.
+    #[arg(long)]
+    pub code: Option<String>,
+    /// Program that serves HTTP.
+    #[arg(long)]
+    pub server: Option<String>,
+    /// Replace a manifest that exists.
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Options of `pin`.
+#[derive(Debug, Args)]
+pub struct PinArgs {
+    /// Compare with manifest.lock and write nothing; a difference is a failure.
+    #[arg(long)]
+    pub check: bool,
+    /// Ask no network; pin what is known on this machine.
+    #[arg(long)]
+    pub offline: bool,
+    /// Directory with wheel files.
+    #[arg(long, value_name = "DIR")]
+    pub wheels: Option<PathBuf>,
+    /// Use another base image for a build argument.
+    #[arg(long, value_name = "ARG=IMAGE", value_parser = pair)]
+    pub base_image: Vec<(String, String)>,
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    let pair = text.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+    pair.filter(|(name, _)| !name.is_empty()).ok_or_else(|| "expected NAME=VALUE".into())
+}

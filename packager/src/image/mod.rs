@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The image: the engine, what is sent to it, the build, the check of what came out.
+
+pub mod engine;

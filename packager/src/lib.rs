@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From a manifest to a container package: manifest → pins → stage + digest → image → layout + wire
+//! manifest + card → `build/<name>/`. Every module is one step of that line, or what a step needs.
+
+pub mod cli;
+pub mod digest;
+pub mod error;
+pub mod files;
+pub mod git;
+pub mod image;
+pub mod manifest;
+pub mod pins;
+pub mod secret;
+pub mod stage;

@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Tests of the packager across its modules, in one binary. Field cases carry their number.
+
+mod cli;
+mod digest;
+mod manifest;
+mod stage;
+mod support;
