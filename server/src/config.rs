@@ -142,12 +142,12 @@ pub struct Config {
     /// Connections at the same time
     #[arg(long, env = "FLUX2_MAX_CONNECTIONS", value_name = "N", default_value_t = 512, help_heading = "Access")]
     pub max_connections: usize,
-    /// Seconds within which a client must have sent its headers
+    /// Seconds within which a client must have sent its headers, and after which an idle connection is closed
     #[arg(
         long,
         env = "FLUX2_HEADER_LIMIT",
         value_name = "SECONDS",
-        default_value_t = 15.0,
+        default_value_t = 30.0,
         help_heading = "Access"
     )]
     pub header_limit: f64,

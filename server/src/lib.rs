@@ -27,4 +27,5 @@ pub mod preflight;
 pub mod queue;
 pub mod routes;
 pub mod serve;
+pub mod strangers;
 pub mod worker;

@@ -110,13 +110,13 @@ impl Server {
     /// # Errors
     /// What went wrong, with its exit code.
     pub async fn wait(mut self) -> Result<(), StartError> {
-        let mut life = self.app.life.watch();
+        let draining = draining(self.app.clone());
         let result = tokio::select! {
             done = &mut self.worker => done.unwrap_or_else(|_| {
                 Err(StartError::new(Exit::Failure, "the worker thread ended without a word"))
             }),
             error = stalled(self.app.clone()) => Err(error),
-            _ = life.wait_for(|phase| *phase == Phase::Draining) => self.drained().await,
+            () = draining => self.drained().await,
         };
         if let Err(error) = &result {
             self.app.life.go(Phase::Lost(error.message.clone()));
@@ -154,6 +154,12 @@ pub fn drain(app: &App) {
         tracing::info!(waiting = app.queue.depth(), "draining: no new work, the running picture may finish");
     }
     app.queue.close(&Phase::Draining);
+}
+
+/// Returns when the process has been asked to stop.
+async fn draining(app: Arc<App>) {
+    // The sender lives in `app`.
+    let _ = app.life.watch().wait_for(|phase| *phase == Phase::Draining).await;
 }
 
 /// Returns when the device has not answered for longer than the limits allow; its job gets its 504.

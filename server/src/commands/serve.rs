@@ -28,16 +28,16 @@ pub struct Serve {
 impl Serve {
     /// Runs the command until a signal, a failed load or a lost device ends it.
     pub fn run(&self) -> Result<(), Failure> {
-        logging::install(&self.config)?;
-        let checkpoint = preflight::run(&self.config)?;
-        let listener = listener::bind(&self.config)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()
             .map_err(|error| StartError::new(Exit::Failure, format!("no threads for the server: {error}")))?;
         let result = runtime.block_on(async {
-            // Before loading, so that a signal at any moment is honoured.
+            // First of all: PID 1 of a container does not even die of a signal that it does not handle.
             let signals = Signals::new()?;
+            logging::install(&self.config)?;
+            let checkpoint = preflight::run(&self.config)?;
+            let listener = listener::bind(&self.config)?;
             let server =
                 start(self.config.clone(), checkpoint, listener, Box::new(flux2::open), announce)?;
             tracing::info!(address = %server.address, "listening, loading the model");

@@ -173,7 +173,7 @@ pub async fn generations(
     app.ready()?;
     body::content_type(&headers, false)?;
     let received = body::read(&app, &headers, body).await?;
-    let call = parse(Fields::parse(&received.bytes)?, Vec::new(), "/v1/images/generations")?;
+    let call = parse_generation(&received.bytes)?;
     answer(&app, &caller, &headers, call, Kind::Generation).await
 }
 
@@ -211,6 +211,11 @@ pub struct Call {
     stream: bool,
 }
 
+/// Reads a generation's JSON body.
+pub fn parse_generation(body: &[u8]) -> Result<Call, ApiError> {
+    parse(Fields::parse(body)?, Vec::new(), "/v1/images/generations")
+}
+
 /// Reads an edit's JSON body.
 pub fn parse_edit(body: &[u8]) -> Result<Call, ApiError> {
     let mut fields = Fields::parse(body)?;
@@ -246,7 +251,8 @@ fn one_image(name: &str, raw: &str) -> Result<String, ApiError> {
     url.ok_or_else(|| ApiError::field(name, "wanted a base64 string or {\"image_url\": \"data:…\"}"))
 }
 
-fn with_images(fields: Fields<'_>, images: Vec<EncodedImage>) -> Result<Call, ApiError> {
+/// An edit from its fields and its images.
+pub fn with_images(fields: Fields<'_>, images: Vec<EncodedImage>) -> Result<Call, ApiError> {
     if images.is_empty() {
         return Err(ApiError::field("image", "is missing; send one to three as image or image[]"));
     }
