@@ -320,6 +320,7 @@ fn some_of<S: AsRef<str>>(names: &[S]) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use safetensors::tensor::{TensorView, serialize};
     use tempfile::TempDir;

@@ -145,6 +145,7 @@ impl Limits {
         Ok(())
     }
 
+    #[allow(clippy::float_cmp, reason = "a distilled model's guidance is exactly 1")]
     fn check_guidance(&self, guidance: Option<f32>) -> Result<(), RequestError> {
         match guidance {
             Some(scale) if !self.guidance && scale != 1.0 => {

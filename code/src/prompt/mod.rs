@@ -151,6 +151,7 @@ impl PromptTokenizer {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::{fs, path::PathBuf};
 
