@@ -269,11 +269,14 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
         ));
     }
     let bytes = fs::read(path).map_err(io)?;
-    serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_slice(&bytes)).map_err(|error| {
+    let mut deserializer = serde_json::Deserializer::from_slice(&bytes);
+    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let field = error.path().to_string();
         let place = if field == "." { String::new() } else { format!("{field}: ") };
         Error::checkpoint(path, format!("{place}{}", error.inner()))
-    })
+    })?;
+    deserializer.end().map_err(|error| Error::checkpoint(path, error.to_string()))?;
+    Ok(value)
 }
 
 /// The error for absent files, which says so if a download was left half done.
@@ -509,6 +512,7 @@ mod tests {
             (r#"{"layers":"two"}"#, "config.json: layers: invalid type: string \"two\", expected usize"),
             (r#"{"layer":2}"#, "config.json: missing field `layers`"),
             (r#"{"layers":"#, "config.json: layers: EOF while parsing"),
+            (r#"{"layers":2}]"#, "config.json: trailing characters"),
         ] {
             fs::write(directory.path().join("config.json"), json).unwrap();
             let message = refusal(component.config::<Config>());

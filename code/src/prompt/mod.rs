@@ -7,7 +7,10 @@
 mod mistral;
 mod qwen3;
 
-use std::{ops::Range, path::Path};
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+};
 
 pub use mistral::MISTRAL;
 pub use qwen3::QWEN3;
@@ -81,6 +84,7 @@ const MAX_CHARS: usize = 32_768;
 
 /// The tokenizer of a checkpoint with its chat layout.
 pub struct PromptTokenizer {
+    path: PathBuf,
     tokenizer: Tokenizer,
     layout: &'static Layout,
     pad: u32,
@@ -114,7 +118,7 @@ impl PromptTokenizer {
             })?;
             ids.push(id);
         }
-        Ok(Self { tokenizer, layout, pad: ids[0] })
+        Ok(Self { path, tokenizer, layout, pad: ids[0] })
     }
 
     /// Tokens that the model sees; longer prompts are cut.
@@ -141,19 +145,17 @@ impl PromptTokenizer {
 
     /// Ids of a text as it stands: the layout spells out every special token, none is added.
     fn ids(&self, text: &str) -> Result<Vec<u32>> {
-        match self.tokenizer.encode_fast(text, false) {
-            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(error) => {
-                Err(Error::checkpoint("tokenizer.json", format!("could not encode the prompt: {error}")))
-            }
-        }
+        let encoding = self.tokenizer.encode_fast(text, false).map_err(|error| {
+            Error::checkpoint(&self.path, format!("could not encode the prompt: {error}"))
+        })?;
+        Ok(encoding.get_ids().to_vec())
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use std::{fs, path::PathBuf};
+    use std::fs;
 
     use super::*;
 

@@ -266,6 +266,20 @@ mod tests {
     }
 
     #[test]
+    fn the_largest_pictures_are_decoded_and_the_next_larger_refused() {
+        // The heaviest kind: 16-bit with alpha, 128 MB unpacked.
+        let deep = ImageBuffer::from_pixel(4096, 4096, Rgba([0x0A0Au16, 0x1414, 0x1E1E, u16::MAX]));
+        assert_eq!(decode(&png(&deep), 0).unwrap().get_pixel(4095, 4095).0, [10, 20, 30]);
+        let plain = RgbImage::from_pixel(4096, 4096, Rgb([128; 3]));
+        for format in [ImageFormat::Jpeg, ImageFormat::WebP] {
+            let mut file = Vec::new();
+            plain.write_to(&mut Cursor::new(&mut file), format).unwrap();
+            assert!(decode(&file, 0).unwrap() == plain, "{format:?}");
+        }
+        assert!(refusal(&png(&RgbImage::new(4097, 4096))).contains("4097 x 4096 = 16781312 pixels"));
+    }
+
+    #[test]
     fn files_cut_short_are_refused() {
         for file in ["turned.png", "progressive.jpg", "turned.jpg", "alpha.webp", "lossy.webp"] {
             let bytes = fixture(file);
