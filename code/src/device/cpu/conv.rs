@@ -15,7 +15,7 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::{
-    buffer::{Shared, with_scratch},
+    buffer::{Buffer, Shared, with_scratch},
     kernel::{self, Rows},
     linear::Epilogue,
     norm::{Affine, affine_row},
@@ -152,10 +152,10 @@ pub fn conv<S: Simd>(
     conv: &CpuConv,
     geometry: ConvGeometry,
     epilogue: Epilogue<'_>,
-) -> Vec<f32> {
+) -> Buffer {
     let [in_height, in_width] = input.size();
     let [height, width] = geometry.output(in_height, in_width, conv.size);
-    let mut out = vec![0.0; height * width * conv.outputs];
+    let mut out = Buffer::zeros(height * width * conv.outputs);
     if out.is_empty() {
         return out;
     }

@@ -47,6 +47,7 @@ use super::{
     ConvGeometry, Device, HeadLayout, Mask, MemoryReport, Precision, RawGroupNorm, RawQkvPart, Shape,
 };
 use crate::{error::Result, rope::RotaryTable, weight::Weight};
+use buffer::Buffer;
 use conv::Input;
 use isa::{Kernels, dispatch};
 use linear::{Epilogue, Weights};
@@ -171,7 +172,7 @@ impl Device for CpuDevice {
     }
 
     fn upload_rows(&self, values: &[f32], rows: usize, columns: usize) -> Result<CpuTensor> {
-        Ok(CpuTensor::new(values.to_vec(), Shape::Rows(rows, columns)))
+        Ok(CpuTensor::new(Buffer::copy(values), Shape::Rows(rows, columns)))
     }
     fn upload_image(
         &self,
@@ -180,7 +181,7 @@ impl Device for CpuDevice {
         width: usize,
         channels: usize,
     ) -> Result<CpuTensor> {
-        Ok(CpuTensor::new(values.to_vec(), Shape::Image(height, width, channels)))
+        Ok(CpuTensor::new(Buffer::copy(values), Shape::Image(height, width, channels)))
     }
     fn download(&self, x: &CpuTensor) -> Result<Vec<f32>> {
         Ok(x.values().to_vec())
@@ -274,9 +275,12 @@ impl Device for CpuDevice {
     fn concat_rows(&self, parts: &[&CpuTensor]) -> Result<CpuTensor> {
         let columns = parts.first().map_or(0, |part| part.columns());
         let rows = parts.iter().map(|part| part.rows()).sum();
-        let mut values = Vec::with_capacity(rows * columns);
+        let mut values = Buffer::zeros(rows * columns);
+        let mut rest = &mut values[..];
         for part in parts {
-            values.extend_from_slice(part.values());
+            let (to, after) = rest.split_at_mut(part.values().len());
+            to.copy_from_slice(part.values());
+            rest = after;
         }
         Ok(CpuTensor::new(values, Shape::Rows(rows, columns)))
     }
