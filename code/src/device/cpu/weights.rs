@@ -54,9 +54,7 @@ impl CpuMatrix {
         }
         None
     }
-}
 
-impl CpuMatrix {
     /// Row `row` times `x`, in an order that depends on the length alone; 0 past the end.
     #[inline(always)]
     pub fn dot<S: Simd>(&self, simd: S, row: usize, x: &[f32]) -> f32 {
