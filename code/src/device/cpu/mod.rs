@@ -108,6 +108,14 @@ impl CpuDevice {
         dispatch!(self.kernels, s => self.pool.install(|| peak::peak(s, time)))
     }
 
+    /// Columns of a panel of the matrix kernel.
+    fn panel_width(&self) -> usize {
+        const fn width<S: Simd>(_: S) -> usize {
+            kernel::columns::<S>()
+        }
+        dispatch!(self.kernels, s => width(s))
+    }
+
     /// Prepares a weight and counts what it holds.
     fn prepare<T: Send>(&self, make: impl FnOnce(&mut MemoryReport) -> T + Send) -> T {
         let mut held = MemoryReport::default();
@@ -138,9 +146,9 @@ impl CpuDevice {
     ) -> CpuTensor {
         let epilogue =
             Epilogue { bias: Some(&conv.bias), gate: None, residual: residual.map(CpuTensor::values) };
-        let out = dispatch!(self.kernels, s => self.pool.install(|| conv::conv(s, input, conv, geometry, epilogue)));
+        let out = dispatch!(self.kernels, s => self.pool.install(|| conv::conv(s, input, &conv.kernel, geometry, epilogue)));
         let [height, width] = input.size();
-        let [height, width] = geometry.output(height, width, conv.size);
+        let [height, width] = geometry.output(height, width, conv.kernel.size);
         CpuTensor::new(out, Shape::Image(height, width, conv.bias.len()))
     }
 
@@ -207,7 +215,7 @@ impl Device for CpuDevice {
         }))
     }
     fn conv(&self, weight: &Weight, bias: &Weight) -> Result<CpuConv> {
-        let width = dispatch!(self.kernels, s => 2 * lanes(s));
+        let width = self.panel_width();
         Ok(self.prepare(|memory| CpuConv::new(weight, bias, width, self.precision, memory)))
     }
     fn rotary(&self, table: &RotaryTable) -> Result<RotaryTable> {
@@ -356,8 +364,19 @@ impl Device for CpuDevice {
         Ok(self.convolve(input, conv, geometry, residual))
     }
     fn upsample_conv(&self, x: &CpuTensor, conv: &CpuConv, geometry: ConvGeometry) -> Result<CpuTensor> {
-        let input = Input { x: x.values(), dims: x.image(), upsampled: true, norm: None };
-        Ok(self.convolve(input, conv, geometry, None))
+        let mut input = Input { x: x.values(), dims: x.image(), upsampled: false, norm: None };
+        if geometry != ConvGeometry::SAME_3X3 || conv.kernel.size != 3 {
+            input.upsampled = true;
+            return Ok(self.convolve(input, conv, geometry, None));
+        }
+        let width = self.panel_width();
+        let kernels = self.prepare(|memory| conv.folded(width, self.precision, memory));
+        let epilogue = Epilogue { bias: Some(&conv.bias), ..Epilogue::default() };
+        let out = dispatch!(self.kernels, s => self.pool.install(|| {
+            conv::upsampled_conv(s, input, kernels, epilogue)
+        }));
+        let [height, width, _] = x.image();
+        Ok(CpuTensor::new(out, Shape::Image(2 * height, 2 * width, conv.bias.len())))
     }
     fn image_to_rows(&self, x: &CpuTensor) -> Result<CpuTensor> {
         Ok(x.view(Shape::Rows(x.rows(), x.columns())))
@@ -365,8 +384,4 @@ impl Device for CpuDevice {
     fn rows_to_image(&self, x: &CpuTensor, height: usize, width: usize) -> Result<CpuTensor> {
         Ok(x.view(Shape::Image(height, width, x.columns())))
     }
-}
-
-const fn lanes<S: Simd>(_: S) -> usize {
-    S::LANES
 }
