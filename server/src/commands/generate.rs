@@ -129,7 +129,7 @@ impl Generate {
         loading.finish(&pipeline.info().model, load_s);
         if !self.json {
             eprintln!(
-                "{}×{} pixels, seed {}, {} steps, {} references, {}",
+                "{}×{} pixels, seed {}, {} steps, references: {}, {}",
                 request.width,
                 request.height,
                 request.seed,
