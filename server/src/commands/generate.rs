@@ -129,7 +129,7 @@ impl Generate {
         loading.finish(&pipeline.info().model, load_s);
         if !self.json {
             eprintln!(
-                "{}×{} pixels, seed {}, {} steps, {} references, {}",
+                "{}×{} pixels, seed {}, {} steps, references: {}, {}",
                 request.width,
                 request.height,
                 request.seed,
@@ -160,6 +160,7 @@ impl Generate {
         let info = pipeline.info();
         let metadata = metadata(&request, info);
         let chunks: Vec<_> = metadata.iter().map(|(key, value)| (*key, value.as_str())).collect();
+        interrupt::writing();
         output.write(&pixels::encode_png(&picture, &chunks))?;
         let total_s = start.elapsed().as_secs_f64();
 

@@ -185,7 +185,7 @@ fn stage_answer(stage: &StagePlan) -> StageAnswer {
 fn print_table(answer: &Answer) {
     let Parameters { text_encoder, transformer, vae } = answer.parameters;
     println!(
-        "{}: {}×{}, {} steps, {} references, {} rows in the joint sequence",
+        "{}: {}×{}, {} steps, references: {}, {} rows in the joint sequence",
         answer.model, answer.width, answer.height, answer.steps, answer.references, answer.sequence
     );
     println!(
