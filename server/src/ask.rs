@@ -80,7 +80,8 @@ impl Ask {
         add(self.route.as_bytes());
         add(self.prompt.as_bytes());
         let Self { width, height, seed, steps, guidance, previews, count, format, quality, .. } = self;
-        add(format!("{:?}", (width, height, seed, steps, guidance, previews, count, format, quality)).as_bytes());
+        add(format!("{:?}", (width, height, seed, steps, guidance, previews, count, format, quality))
+            .as_bytes());
         for image in &self.images {
             add(image.as_bytes());
         }
@@ -96,10 +97,14 @@ impl Ask {
 fn idempotency(headers: &HeaderMap, caller: &Caller, ask: &Ask) -> Result<Option<IdempotencyKey>, ApiError> {
     let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
     match value.to_str() {
-        Ok(key) if !key.is_empty() && key.len() <= MAX_KEY => {
-            Ok(Some(IdempotencyKey { client: caller.client.clone(), key: key.to_owned(), content: ask.digest() }))
+        Ok(key) if !key.is_empty() && key.len() <= MAX_KEY => Ok(Some(IdempotencyKey {
+            client: caller.client.clone(),
+            key: key.to_owned(),
+            content: ask.digest(),
+        })),
+        _ => {
+            Err(ApiError::field("Idempotency-Key", format!("wanted 1 to {MAX_KEY} visible ASCII characters")))
         }
-        _ => Err(ApiError::field("Idempotency-Key", format!("wanted 1 to {MAX_KEY} visible ASCII characters"))),
     }
 }
 
@@ -185,8 +190,9 @@ async fn prepare(app: &Arc<App>, ask: Ask, mut request: Request) -> Result<(Ask,
         let decoded = images::decode_references(&ask.images);
         (ask, decoded)
     });
-    let (ask, decoded) =
-        decoding.await.map_err(|error| ApiError::internal(format!("decoding the references failed: {error}")))?;
+    let (ask, decoded) = decoding
+        .await
+        .map_err(|error| ApiError::internal(format!("decoding the references failed: {error}")))?;
     request.references = decoded.map_err(|error| ask.refused(&error))?;
     Ok((ask, request))
 }

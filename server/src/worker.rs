@@ -229,7 +229,8 @@ fn run_job(
         }
         Ok(Err(error)) => failure(app, job, &error),
         Err(panic) => {
-            let message = format!("the run panicked in stage {}: {}", job.stage_name(), panic_text(panic.as_ref()));
+            let message =
+                format!("the run panicked in stage {}: {}", job.stage_name(), panic_text(panic.as_ref()));
             (true, ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "panic", message))
         }
     };
@@ -261,9 +262,7 @@ fn failure(app: &App, job: &Job, error: &flux2::Error) -> (bool, ApiError) {
             Some(reason) => (false, queue::stopped(job, reason)),
             None => (false, ApiError::internal("the run stopped for no reason that is known")),
         },
-        flux2::Error::Request(error) => {
-            (false, ApiError::field(error.parameter.clone(), &error.message))
-        }
+        flux2::Error::Request(error) => (false, ApiError::field(error.parameter.clone(), &error.message)),
         flux2::Error::NonFinite { .. } => (false, server_error("non_finite", error.to_string())),
         flux2::Error::Device { .. } => {
             (true, server_error("device", format!("in stage {}: {error}", job.stage_name())))

@@ -43,8 +43,7 @@ impl Rates {
             self.by_shape.insert(work, seconds);
         }
         let rate = seconds / work.pixels().max(1) as f64;
-        self.seconds_per_pixel =
-            Some(self.seconds_per_pixel.map_or(rate, |old| old + NEWEST * (rate - old)));
+        self.seconds_per_pixel = Some(self.seconds_per_pixel.map_or(rate, |old| old + NEWEST * (rate - old)));
     }
 
     /// Seconds that `work` will take; `None` before anything was measured.

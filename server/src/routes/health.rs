@@ -13,11 +13,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::{
-    app::App,
-    config::MAX_IMAGE_BASE64,
-    lifecycle::Phase,
-    openapi::Unauthorized,
-    picture::OutputFormat,
+    app::App, config::MAX_IMAGE_BASE64, lifecycle::Phase, openapi::Unauthorized, picture::OutputFormat,
     queue::rates::Work,
 };
 

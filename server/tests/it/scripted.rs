@@ -169,7 +169,11 @@ impl Pipeline for Scripted {
                 return Err(self.fail(fault));
             }
             progress.event(Event::Work { done: step as u64, total });
-            progress.event(Event::Step { step, steps: request.steps, seconds: start.elapsed().as_secs_f64() });
+            progress.event(Event::Step {
+                step,
+                steps: request.steps,
+                seconds: start.elapsed().as_secs_f64(),
+            });
             if step < request.steps && progress.wants_preview(step, request.steps) {
                 progress.event(Event::Preview { step, image: &image });
             }
