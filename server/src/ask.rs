@@ -157,6 +157,7 @@ pub async fn submit(
         .encode(&ask.prompt)
         .map_err(|error| ApiError::field((ask.names)("prompt"), error.to_string()))?;
 
+    let work = app.work(&request);
     let jobs = (0..ask.count).map(|index| {
         let params = Params {
             prompt: ask.prompt.clone(),
@@ -174,7 +175,7 @@ pub async fn submit(
             sized: ask.width.is_some() || ask.height.is_some(),
         };
         let (id, client) = (caller.request_id.clone(), caller.client.clone());
-        Job::new(id, client, params, request.references.clone(), ask.detached, key.is_some())
+        Job::new(id, client, params, request.references.clone(), work, ask.detached, key.is_some())
     });
     app.queue.submit(jobs.collect(), key.as_ref())
 }

@@ -273,12 +273,6 @@ impl Config {
         Duration::from_secs_f64(self.execution_limit)
     }
 
-    /// Ranges that requests are checked against.
-    pub fn limits(&self) -> flux2::request::Limits {
-        let klein = flux2::request::Limits::KLEIN;
-        if self.small_sizes { klein.with_small_sizes() } else { klein }
-    }
-
     /// The text encoder's directory, where it is not the checkpoint's own.
     pub fn text_encoder(&self) -> Option<PathBuf> {
         self.text_encoder.clone().or_else(flux2::snapshot::text_encoder_override)

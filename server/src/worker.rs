@@ -26,7 +26,6 @@ use crate::{
     queue::{
         self,
         job::{Job, State, StopReason, TimingMs},
-        rates::Work,
     },
 };
 
@@ -96,13 +95,17 @@ fn count_load(app: &App, status: &'static str) {
 }
 
 /// Options of the device and the checkpoint.
-pub fn open_options(config: &crate::config::Config, checkpoint: std::path::PathBuf) -> OpenOptions {
+pub fn open_options(
+    config: &crate::config::Config,
+    checkpoint: std::path::PathBuf,
+    limits: flux2::request::Limits,
+) -> OpenOptions {
     OpenOptions {
         checkpoint,
         text_encoder: config.text_encoder(),
         device: flux2::DeviceChoice::Cpu { threads: config.threads },
         precision: config.dtype.into(),
-        limits: Some(config.limits()),
+        limits: Some(limits),
     }
 }
 
@@ -124,7 +127,7 @@ fn warm_up(app: &App, pipeline: &mut dyn Pipeline, starting: bool) -> flux2::Res
     let result = catch_unwind(AssertUnwindSafe(|| pipeline.generate(&request, &mut progress)));
     result.unwrap_or_else(|panic| Err(lost_in("warm-up", &panic)))?;
     let seconds = start.elapsed().as_secs_f64();
-    app.queue.measured(Work { width: side, height: side, reference_pixels: 0 }, seconds);
+    app.queue.measured(app.work(&request), seconds);
     if starting {
         app.metrics.warm_up.set(seconds);
     }

@@ -93,7 +93,11 @@ async fn case_48_and_49_the_size_never_comes_from_an_upload() {
 
 #[tokio::test]
 async fn case_55_tokens_and_truncation_are_told() {
-    let tokenizer = flux2::prompt::PromptTokenizer::load(&std::path::Path::new(TINY).join("tokenizer"), &flux2::prompt::QWEN3).unwrap();
+    let tokenizer = flux2::prompt::PromptTokenizer::load(
+        &std::path::Path::new(TINY).join("tokenizer"),
+        &flux2::prompt::QWEN3,
+    )
+    .unwrap();
     let tokens = |words: usize| {
         let prompt = "a ".repeat(words).trim_end().to_owned();
         (tokenizer.encode(&prompt).unwrap().total, prompt)

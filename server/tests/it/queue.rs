@@ -49,10 +49,9 @@ async fn case_76_a_full_queue_and_a_long_wait_are_429_with_the_time() {
     // The warm-up of 16 × 16 took its steps; a picture of 1920 × 1088 is some thousand times that.
     let gate = Gate::closed();
     let server = TestServer::scripted(gate.clone(), Duration::ZERO, &["--max-wait", "5"]).await;
-    server
-        .app
-        .queue
-        .measured(server::queue::rates::Work { width: 64, height: 64, reference_pixels: 0 }, 10.0);
+    let mut square = flux2::Request::new("");
+    (square.width, square.height) = (64, 64);
+    server.app.queue.measured(server.app.work(&square), 10.0);
     let sized = |side: u64| json!({"prompt": "x", "width": side, "height": side});
     server.generate(&sized(64)).await;
     let response = server.post("/generate").json(&sized(64)).send().await.unwrap();

@@ -85,7 +85,10 @@ impl Scripted {
                 limits: spec.limits.clone().with_small_sizes(),
                 memory: MemoryReport::default(),
             },
-            tokenizer: Arc::new(PromptTokenizer::load(&std::path::Path::new(TINY).join("tokenizer"), &flux2::prompt::QWEN3).unwrap()),
+            tokenizer: Arc::new(
+                PromptTokenizer::load(&std::path::Path::new(TINY).join("tokenizer"), &flux2::prompt::QWEN3)
+                    .unwrap(),
+            ),
             gate,
             step,
             dead: false,
