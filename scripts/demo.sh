@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/needs.sh
-need cc:gcc
+need cc:gcc,libc6-dev
 need_rust
 
 say "building flux2-server (release mode; two cores take some minutes the first time)"

@@ -4,11 +4,13 @@
 
 say() { printf '%s\n' "$*" >&2; }
 
-# need COMMAND:PACKAGE...: the commands exist after this, or the script ends with a sentence.
+# need COMMAND:PACKAGE[,PACKAGE]...: the commands exist after this, or the script ends with a sentence.
 need() {
-    local pair missing=()
+    local pair packages missing=()
     for pair in "$@"; do
-        command -v "${pair%%:*}" >/dev/null || missing+=("${pair#*:}")
+        command -v "${pair%%:*}" >/dev/null && continue
+        IFS=, read -ra packages <<<"${pair#*:}"
+        missing+=("${packages[@]}")
     done
     [ ${#missing[@]} -gt 0 ] || return 0
     if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then

@@ -5,7 +5,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 . scripts/needs.sh
-need cc:gcc git:git python3:python3
+need cc:gcc,libc6-dev git:git python3:python3
 need_rust
 export CARGO_TARGET_DIR=$PWD/target CARGO_TERM_COLOR=never RUST_BACKTRACE=1
 mkdir -p target
@@ -51,6 +51,12 @@ RUSTDOCFLAGS="-D warnings" step "documentation" cargo doc --workspace --no-deps 
 step "code/ alone" scripts/check-code-alone.sh
 step "licences, bans, sources" scripts/deny.sh
 step "THIRD-PARTY.md" scripts/third_party.py --check
+if python=$(code/tests/scripts/diffusers_python.sh --installed); then
+    step "pictures of other random weights against diffusers" "$python" code/tests/scripts/compare_diffusers.py \
+        --binary target/debug/flux2-server --cases "64x64,512x512,512x768 1 ref,512x512 3 refs"
+else
+    printf '\n== not run: pictures of other random weights against diffusers; code/tests/scripts/compare_diffusers.sh does\n'
+fi
 
 [ ${#broken[@]} = 0 ] || printf '\nfailed: %s\n' "${broken[*]}"
 printf '\n%s passed, %s failed\n' "$passed" "$failed"

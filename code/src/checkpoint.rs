@@ -61,6 +61,14 @@ impl Component {
     /// # Errors
     /// [`Error::Checkpoint`] with the file and what is wrong: missing, half-downloaded, cut short, inconsistent.
     pub fn open(directory: &Path, stem: &str) -> Result<Self> {
+        Self::open_needed(directory, stem, |_| true)
+    }
+
+    /// As [`Component::open`]; shards in which no tensor is `needed` are not opened and may be absent.
+    ///
+    /// # Errors
+    /// As [`Component::open`].
+    pub fn open_needed(directory: &Path, stem: &str, needed: impl Fn(&str) -> bool) -> Result<Self> {
         if !directory.is_dir() {
             return Err(Error::checkpoint(
                 directory,
@@ -78,7 +86,7 @@ impl Component {
                     ),
                 ));
             }
-            (true, false) => read_index(&index)?,
+            (true, false) => read_index(&index, needed)?,
             (false, true) => (vec![single], BTreeMap::new()),
             (false, false) => {
                 return Err(missing(directory, &[format!("{stem}.safetensors (or its index.json)")]));
@@ -219,11 +227,16 @@ fn float_type(dtype: Dtype) -> Option<DType> {
     }
 }
 
-/// Paths of the shards of an index, each once and in order, and where it lists each tensor.
-fn read_index(path: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>)> {
-    let Index { weight_map } = read_json(path)?;
+/// Paths of the needed shards of an index, each once and in order, and where it lists each tensor of theirs.
+fn read_index(
+    path: &Path,
+    needed: impl Fn(&str) -> bool,
+) -> Result<(Vec<PathBuf>, BTreeMap<String, String>)> {
+    let Index { mut weight_map } = read_json(path)?;
     let directory = path.parent().unwrap_or(Path::new(""));
-    let shards: BTreeSet<&String> = weight_map.values().collect();
+    let shards: BTreeSet<String> =
+        weight_map.iter().filter(|(name, _)| needed(name)).map(|(_, shard)| shard.clone()).collect();
+    weight_map.retain(|_, shard| shards.contains(shard));
     if let Some(shard) = shards.iter().find(|shard| Path::new(shard).file_name() != Some(shard.as_ref())) {
         return Err(Error::checkpoint(
             path,
@@ -256,11 +269,14 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
         ));
     }
     let bytes = fs::read(path).map_err(io)?;
-    serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_slice(&bytes)).map_err(|error| {
+    let mut deserializer = serde_json::Deserializer::from_slice(&bytes);
+    let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let field = error.path().to_string();
         let place = if field == "." { String::new() } else { format!("{field}: ") };
         Error::checkpoint(path, format!("{place}{}", error.inner()))
-    })
+    })?;
+    deserializer.end().map_err(|error| Error::checkpoint(path, error.to_string()))?;
+    Ok(value)
 }
 
 /// The error for absent files, which says so if a download was left half done.
@@ -307,6 +323,7 @@ fn some_of<S: AsRef<str>>(names: &[S]) -> String {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use safetensors::tensor::{TensorView, serialize};
     use tempfile::TempDir;
@@ -495,6 +512,7 @@ mod tests {
             (r#"{"layers":"two"}"#, "config.json: layers: invalid type: string \"two\", expected usize"),
             (r#"{"layer":2}"#, "config.json: missing field `layers`"),
             (r#"{"layers":"#, "config.json: layers: EOF while parsing"),
+            (r#"{"layers":2}]"#, "config.json: trailing characters"),
         ] {
             fs::write(directory.path().join("config.json"), json).unwrap();
             let message = refusal(component.config::<Config>());

@@ -118,6 +118,7 @@ fn grid_ids(time: i32, height: usize, width: usize) -> Vec<[i32; 4]> {
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp, reason = "tests")]
 mod tests {
     use super::*;
 

@@ -215,6 +215,7 @@ impl MersenneTwister {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::float_cmp, reason = "tests")]
 mod tests {
     use sha2::{Digest, Sha256};
 
@@ -255,7 +256,7 @@ mod tests {
                 Bf16 => hasher.update(bf16::from_f32(*value).to_le_bytes()),
             }
         }
-        hasher.finalize()[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+        format!("{:016x}", u64::from_be_bytes(*hasher.finalize().first_chunk().unwrap()))
     }
 
     #[test]

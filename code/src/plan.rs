@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a run will do: every operation with its floating-point operations and bytes, from the configurations alone.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use crate::{
     device::{Ledger, Operation, Ops, Precision, Trace, record::RecordDevice},
@@ -57,14 +57,22 @@ impl Plan {
     }
 }
 
-/// Plans a picture of `[height, width]` with references of the given prepared `[height, width]` each (multiples of 16).
-pub fn plan(
-    configs: &Configs,
-    spec: &ModelSpec,
-    [height, width]: [usize; 2],
-    references: &[[usize; 2]],
-    steps: usize,
-) -> Result<Plan> {
+/// What to plan.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// `[height, width]` of the picture.
+    pub size: [usize; 2],
+    /// `[height, width]` of each prepared reference, multiples of 16.
+    pub references: Vec<[usize; 2]>,
+    /// Denoising steps.
+    pub steps: usize,
+    /// Positions of the prompt among the text tokens ([`Layout::real`](crate::prompt::Layout::real)). They matter where
+    /// padding comes before the prompt: one row then stands for all of it.
+    pub prompt: Range<usize>,
+}
+
+/// Plans a run of the model with these configurations.
+pub fn plan(configs: &Configs, spec: &ModelSpec, run: &Run) -> Result<Plan> {
     let device = RecordDevice::new(Precision::Bf16);
     let sources = [ShapesOnly::default(), ShapesOnly::default(), ShapesOnly::default()];
     let [text_encoder, transformer, vae] = &sources;
@@ -78,20 +86,21 @@ pub fn plan(
         stages.push(StagePlan { stage, operations: trace.operations });
         Ok(())
     };
+    let [height, width] = run.size;
     let grid = [height.div_ceil(TOKEN_PIXELS), width.div_ceil(TOKEN_PIXELS)];
     let [grid_height, grid_width] = grid;
 
     let mut embeds = None;
     stage(Stage::TextEncoder, &mut |ops| {
-        let ids = vec![0; spec.text_tokens];
-        embeds = Some(encode_tokens(&model, ops, &ids, 0..spec.text_tokens)?);
+        let ids = vec![0; spec.prompt.tokens];
+        embeds = Some(encode_tokens(&model, ops, &ids, run.prompt.clone())?);
         Ok(())
     })?;
     let embeds = embeds.map(|embeds| embeds.values).unwrap_or_default();
     let mut encoded = References::default();
-    if !references.is_empty() {
+    if !run.references.is_empty() {
         stage(Stage::ReferenceEncode, &mut |ops| {
-            for &[height, width] in references {
+            for &[height, width] in &run.references {
                 let pixels = ReferencePixels { height, width, values: vec![0.0; height * width * 3] };
                 encoded.tokens.extend(encode_pixels(&model, ops, &pixels)?);
                 encoded.grids.push([height / TOKEN_PIXELS, width / TOKEN_PIXELS]);
@@ -99,7 +108,7 @@ pub fn plan(
             Ok(())
         })?;
     }
-    let sequence = Sequence::new(grid, &encoded, spec.text_tokens);
+    let sequence = Sequence::new(grid, &encoded, spec.prompt.tokens);
     let mut context = None;
     stage(Stage::Context, &mut |ops| {
         context = Some(model.transformer.context(ops, &embeds)?);
@@ -109,7 +118,7 @@ pub fn plan(
     let tokens = vec![0.0; sequence.tokens * latents::CHANNELS];
     stage(Stage::Dit, &mut |ops| {
         let Some(context) = &context else { return Ok(()) };
-        for _ in 0..steps {
+        for _ in 0..run.steps {
             let tokens = ops.upload_rows(&tokens, sequence.tokens, latents::CHANNELS)?;
             let modulation = model.transformer.modulation(ops, 0.0, None)?;
             model.transformer.velocity(

@@ -77,6 +77,9 @@ impl Limits {
         guidance: false,
     };
 
+    /// FLUX.2 [dev]: 1 to 200 steps, any guidance from 0, sizes on the model's own grid.
+    pub const DEV: Self = Self { grid: 16, steps: 1..=200, guidance: true, ..Self::KLEIN };
+
     /// The same with sizes from 16 pixels, for tests and small checkpoints.
     #[must_use]
     pub fn with_small_sizes(self) -> Self {
@@ -142,6 +145,7 @@ impl Limits {
         Ok(())
     }
 
+    #[allow(clippy::float_cmp, reason = "a distilled model's guidance is exactly 1")]
     fn check_guidance(&self, guidance: Option<f32>) -> Result<(), RequestError> {
         match guidance {
             Some(scale) if !self.guidance && scale != 1.0 => {

@@ -80,6 +80,7 @@ pub fn text_table(positions: Range<usize>, head_dim: usize, theta: f64) -> Rotar
 }
 
 #[cfg(test)]
+#[allow(clippy::float_cmp, reason = "tests")]
 mod tests {
     use super::*;
 

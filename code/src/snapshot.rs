@@ -71,9 +71,10 @@ pub fn find_with(explicit: Option<&Path>, environment: impl Fn(&str) -> Option<O
         let incomplete = if path.is_dir() { ", incomplete" } else { "" };
         looked.push(format!("{} ({name}{incomplete})", path.display()));
     }
-    let looked = match looked.is_empty() {
-        true => format!("no cache is named by {}", CACHES.map(|(name, _)| name).join(", ")),
-        false => format!("looked at {}", looked.join(", ")),
+    let looked = if looked.is_empty() {
+        format!("no cache is named by {}", CACHES.map(|(name, _)| name).join(", "))
+    } else {
+        format!("looked at {}", looked.join(", "))
     };
     Err(Error::checkpoint(
         REPOSITORY,
@@ -97,6 +98,7 @@ fn snapshot_in_cache() -> PathBuf {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::fs;
 

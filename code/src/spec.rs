@@ -6,8 +6,9 @@ use std::path::Path;
 use serde::Deserialize;
 
 use crate::{
+    checkpoint::read_json,
     error::{Error, Result},
-    model::read_json,
+    prompt::{self, Layout},
     request::Limits,
 };
 
@@ -24,17 +25,56 @@ pub struct ModelSpec {
     pub revision: &'static str,
     /// Licence of the published weights, SPDX.
     pub license: &'static str,
-    /// Text rows that the DiT sees; shorter prompts are padded, longer ones cut.
-    pub text_tokens: usize,
-    /// Text-encoder layers, counted from 1, after which the residual stream is taken (diffusers
-    /// `hidden_states[9, 18, 27]`). Later layers are never run.
-    pub taps: &'static [usize],
-    /// Prefix of the language model's tensors in the text-encoder files.
-    pub text_prefix: &'static str,
+    /// How prompts are laid out, cut and padded.
+    pub prompt: &'static Layout,
+    /// What is taken from which language model.
+    pub text_encoder: TextEncoderSpec,
     /// Denoising steps when none are asked for.
     pub steps: usize,
+    /// Guidance scale when none is asked for; `None` for a distilled model, which takes none.
+    pub guidance: Option<f32>,
     /// Ranges that requests are checked against.
     pub limits: Limits,
+}
+
+/// What FLUX.2 takes from a language model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TextEncoderSpec {
+    /// Layers, counted from 1, after which the residual stream is taken (diffusers `hidden_states[9, 18, 27]`). Later
+    /// layers are never run.
+    pub taps: &'static [usize],
+    /// Prefix of the language model's tensors in the files.
+    pub prefix: &'static str,
+    /// Whether queries and keys have a per-head RMS norm.
+    pub query_key_norm: bool,
+    /// Prefixes of tensors that the files may hold and nothing here needs, besides later layers and the final norm.
+    pub unneeded: &'static [&'static str],
+}
+
+impl TextEncoderSpec {
+    /// Layers that are run.
+    pub fn depth(&self) -> usize {
+        self.taps.last().copied().unwrap_or(0)
+    }
+
+    /// Whether the tensor is read: the embedding and the layers up to the last tap.
+    pub fn needs(&self, tensor: &str) -> bool {
+        let Some(name) = tensor.strip_prefix(self.prefix) else { return false };
+        match name.strip_prefix("layers.").and_then(|rest| rest.split_once('.')) {
+            Some((layer, _)) => layer.parse::<usize>().is_ok_and(|layer| layer < self.depth()),
+            None => name.starts_with("embed_tokens."),
+        }
+    }
+
+    /// Whether the tensor is known and not read: later layers, the final norm, and [`TextEncoderSpec::unneeded`].
+    pub fn knows_unneeded(&self, tensor: &str) -> bool {
+        let later = tensor.strip_prefix(self.prefix).is_some_and(|name| {
+            let layer =
+                name.strip_prefix("layers.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+            name == "norm.weight" || layer.is_some_and(|layer| layer >= self.depth())
+        });
+        later || self.unneeded.iter().any(|prefix| tensor.starts_with(prefix))
+    }
 }
 
 /// FLUX.2 [klein]: distilled to four steps, no guidance.
@@ -44,15 +84,39 @@ pub const KLEIN: ModelSpec = ModelSpec {
     repository: "black-forest-labs/FLUX.2-klein-4B",
     revision: "e7b7dc27f91deacad38e78976d1f2b499d76a294",
     license: "Apache-2.0",
-    text_tokens: 512,
-    taps: &[9, 18, 27],
-    text_prefix: "model.",
+    prompt: &prompt::QWEN3,
+    text_encoder: TextEncoderSpec {
+        taps: &[9, 18, 27],
+        prefix: "model.",
+        query_key_norm: true,
+        unneeded: &["lm_head."],
+    },
     steps: 4,
+    guidance: None,
     limits: Limits::KLEIN,
 };
 
+/// FLUX.2 [dev]: guided, fifty steps.
+pub const DEV: ModelSpec = ModelSpec {
+    name: "FLUX.2-dev",
+    pipeline_class: "Flux2Pipeline",
+    repository: "black-forest-labs/FLUX.2-dev",
+    revision: "26afe3a78bb242c0a8bb181dcc8937bb16e5c66c",
+    license: "LicenseRef-FLUX-Non-Commercial",
+    prompt: &prompt::MISTRAL,
+    text_encoder: TextEncoderSpec {
+        taps: &[10, 20, 30],
+        prefix: "language_model.model.",
+        query_key_norm: false,
+        unneeded: &["language_model.lm_head.", "vision_tower.", "multi_modal_projector."],
+    },
+    steps: 50,
+    guidance: Some(4.0),
+    limits: Limits::DEV,
+};
+
 /// All models.
-pub const ALL: &[&ModelSpec] = &[&KLEIN];
+pub const ALL: &[&ModelSpec] = &[&KLEIN, &DEV];
 
 #[derive(Deserialize)]
 struct ModelIndex {

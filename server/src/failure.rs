@@ -4,6 +4,7 @@
 use std::{fmt, path::PathBuf};
 
 use flux2::{Error, RequestError};
+use server::exit::StartError;
 
 /// A failed command. Shown as one sentence that says what was wrong, where, and what to do.
 #[derive(Debug)]
@@ -14,6 +15,8 @@ pub enum Failure {
     Unusable(String),
     /// Interrupted by a signal. Nothing was written.
     Interrupted,
+    /// The server could not start, or ended because its device was lost.
+    Start(StartError),
     /// Anything else.
     Other(String),
 }
@@ -26,12 +29,14 @@ impl Failure {
             Self::Usage(_) => 2,
             Self::Unusable(_) => 3,
             Self::Interrupted => 130,
+            Self::Start(error) => error.exit as u8,
         }
     }
 
     /// A refused request; `images` are the files behind the parameters `images[0]`, `images[1]`, ...
     pub fn request(error: &RequestError, images: &[PathBuf]) -> Self {
-        let index = error.parameter.strip_prefix("images[").and_then(|rest| rest.strip_suffix(']')?.parse().ok());
+        let index =
+            error.parameter.strip_prefix("images[").and_then(|rest| rest.strip_suffix(']')?.parse().ok());
         match index.and_then(|index: usize| images.get(index)) {
             Some(file) => Self::Unusable(format!("image {}: {}", file.display(), error.message)),
             None => Self::Usage(error.to_string()),
@@ -58,10 +63,17 @@ impl From<Error> for Failure {
     }
 }
 
+impl From<StartError> for Failure {
+    fn from(error: StartError) -> Self {
+        Self::Start(error)
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Usage(sentence) | Self::Unusable(sentence) | Self::Other(sentence) => f.write_str(sentence),
+            Self::Start(error) => error.fmt(f),
             Self::Interrupted => f.write_str("interrupted, nothing was written"),
         }
     }

@@ -3,7 +3,7 @@
 
 use std::{
     fs::Permissions,
-    io::Write,
+    io::{ErrorKind, Write},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
@@ -40,7 +40,11 @@ impl Output {
             }
         }
         let output = Self { path };
-        output.aside().map_err(|error| refuse(&format!("cannot be written: {error}")))?;
+        output.aside().map_err(|error| match error.kind() {
+            ErrorKind::NotFound => refuse("its directory does not exist, make it first"),
+            // The error itself names the file that was tried, which nobody asked for.
+            kind => refuse(&format!("cannot be written: {kind}")),
+        })?;
         Ok(output)
     }
 
@@ -58,7 +62,9 @@ impl Output {
             file.persist(&self.path)?;
             Ok::<_, std::io::Error>(())
         };
-        write().map_err(|error| Failure::Other(format!("{}: the picture cannot be written: {error}", self.path.display())))
+        write().map_err(|error| {
+            Failure::Other(format!("{}: the picture cannot be written: {error}", self.path.display()))
+        })
     }
 
     fn aside(&self) -> std::io::Result<NamedTempFile> {

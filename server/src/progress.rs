@@ -115,8 +115,9 @@ impl Progress for Reporter {
     }
 }
 
-fn print_part(part: &str, seconds: f64) {
-    eprintln!("{part:<24} {seconds:>8.2} s");
+/// One line: a part of the run and how long it took.
+pub fn print_part(part: &str, seconds: f64) {
+    eprintln!("{part:<30} {seconds:>8.2} s");
 }
 
 fn name(stage: Stage) -> &'static str {

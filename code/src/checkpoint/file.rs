@@ -75,6 +75,7 @@ pub fn read_header(bytes: &[u8]) -> Result<(Metadata, usize), String> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use proptest::prelude::*;
 

@@ -103,7 +103,7 @@ impl ConvGeometry {
 }
 
 /// One stream of a joint attention: its fused QKV and the weights of its per-head RMS norms.
-pub struct RawQkvPart<'a, D: Device + ?Sized> {
+pub struct RawQkvPart<'a, D: Device> {
     /// `[rows, layout.columns()]`.
     pub qkv: &'a D::Tensor,
     /// Weight `[head_dim]` of the RMS norm over each query head, if the model has one.
@@ -113,7 +113,7 @@ pub struct RawQkvPart<'a, D: Device + ?Sized> {
 }
 
 /// Weights of a group normalisation, as a device sees it.
-pub struct RawGroupNorm<'a, D: Device + ?Sized> {
+pub struct RawGroupNorm<'a, D: Device> {
     /// Number of groups; divides the channels.
     pub groups: usize,
     /// Scale by channel.

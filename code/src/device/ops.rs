@@ -398,13 +398,7 @@ impl<'a, D: Device> Ops<'a, D> {
 
     // ---- rows
 
-    fn check_linear(
-        &self,
-        name: &'static str,
-        x: &Tensor<D>,
-        outputs: usize,
-        inputs: usize,
-    ) -> Result<Shape> {
+    fn check_linear(name: &'static str, x: &Tensor<D>, outputs: usize, inputs: usize) -> Result<Shape> {
         match x.shape {
             Shape::Rows(rows, columns) if columns == inputs => Ok(Shape::Rows(rows, outputs)),
             got => mismatch(name, got, format_args!("[rows, {inputs}]")),
@@ -413,7 +407,7 @@ impl<'a, D: Device> Ops<'a, D> {
 
     /// `x Wᵀ + bias`.
     pub fn linear(&self, x: &Tensor<D>, w: &Matrix<D>) -> Result<Tensor<D>> {
-        let shape = self.check_linear("linear", x, w.outputs, w.inputs)?;
+        let shape = Self::check_linear("linear", x, w.outputs, w.inputs)?;
         let flops = 2 * shape.elements() * w.inputs;
         let shapes = || format!("{} x [{}, {}]", x.shape, w.outputs, w.inputs);
         let bias = w.bias.as_ref().map(|row| &row.raw);
@@ -422,7 +416,7 @@ impl<'a, D: Device> Ops<'a, D> {
 
     /// `silu(x Gᵀ) · (x Uᵀ)`.
     pub fn linear_swiglu(&self, x: &Tensor<D>, w: &GatedMatrix<D>) -> Result<Tensor<D>> {
-        let shape = self.check_linear("linear_swiglu", x, w.outputs, w.inputs)?;
+        let shape = Self::check_linear("linear_swiglu", x, w.outputs, w.inputs)?;
         let flops = 4 * shape.elements() * w.inputs;
         let shapes = || format!("{} x 2 [{}, {}]", x.shape, w.outputs, w.inputs);
         self.tensor("linear_swiglu", shapes, flops, shape, || self.device.linear_swiglu(&x.raw, &w.raw))
@@ -436,7 +430,7 @@ impl<'a, D: Device> Ops<'a, D> {
         gate: Option<&Row<D>>,
         residual: &Tensor<D>,
     ) -> Result<Tensor<D>> {
-        let shape = self.check_linear("linear_add", x, w.outputs, w.inputs)?;
+        let shape = Self::check_linear("linear_add", x, w.outputs, w.inputs)?;
         if residual.shape != shape || gate.is_some_and(|gate| gate.len != w.outputs) {
             return mismatch("linear_add", format_args!("residual {}", residual.shape), shape);
         }
@@ -627,7 +621,6 @@ impl<'a, D: Device> Ops<'a, D> {
     // ---- images
 
     fn check_conv(
-        &self,
         name: &'static str,
         [height, width, channels]: [usize; 3],
         conv: &Conv<D>,
@@ -673,7 +666,7 @@ impl<'a, D: Device> Ops<'a, D> {
 
     /// Convolution with bias.
     pub fn conv2d(&self, x: &Tensor<D>, conv: &Conv<D>, geometry: ConvGeometry) -> Result<Tensor<D>> {
-        let (shape, flops) = self.check_conv("conv2d", Self::image_dims("conv2d", x)?, conv, geometry)?;
+        let (shape, flops) = Self::check_conv("conv2d", Self::image_dims("conv2d", x)?, conv, geometry)?;
         let shapes = || format!("{} x {}x{} to {}", x.shape, conv.size, conv.size, conv.outputs);
         self.tensor("conv2d", shapes, flops, shape, || self.device.conv2d(&x.raw, &conv.raw, geometry))
     }
@@ -701,7 +694,7 @@ impl<'a, D: Device> Ops<'a, D> {
     ) -> Result<Tensor<D>> {
         let raw = Self::raw_norm("norm_silu_conv", x, norm)?;
         let (shape, flops) =
-            self.check_conv("norm_silu_conv", Self::image_dims("norm_silu_conv", x)?, conv, geometry)?;
+            Self::check_conv("norm_silu_conv", Self::image_dims("norm_silu_conv", x)?, conv, geometry)?;
         if let Some(residual) = residual
             && residual.shape != shape
         {
@@ -723,7 +716,7 @@ impl<'a, D: Device> Ops<'a, D> {
     pub fn upsample_conv(&self, x: &Tensor<D>, conv: &Conv<D>, geometry: ConvGeometry) -> Result<Tensor<D>> {
         let [height, width, channels] = Self::image_dims("upsample_conv", x)?;
         let (shape, flops) =
-            self.check_conv("upsample_conv", [2 * height, 2 * width, channels], conv, geometry)?;
+            Self::check_conv("upsample_conv", [2 * height, 2 * width, channels], conv, geometry)?;
         let shapes = || format!("{} x {}x{} to {}", x.shape, conv.size, conv.size, conv.outputs);
         self.tensor("upsample_conv", shapes, flops, shape, || {
             self.device.upsample_conv(&x.raw, &conv.raw, geometry)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! FLUX.2 [klein], written once over [`Device`](crate::device::Device).
+//! FLUX.2, written once over [`Device`](crate::device::Device).
 //!
-//! | part | file | published size |
+//! | part | file | klein 4B as published |
 //! | --- | --- | --- |
 //! | text encoder | [`text_encoder`] | Qwen3-4B, 27 of 36 layers, hidden 2560 |
 //! | diffusion transformer | [`transformer`] | 5 dual + 20 single blocks, width 3072 = 24 heads × 128 |
@@ -9,7 +9,7 @@
 //!
 //! Struct and field names follow the tensors of the checkpoint, so that loading *is* the name map. Sizes come from the
 //! checkpoint's configuration files. Formulas: diffusers 0.37.1 `transformer_flux2.py`, `autoencoder_kl_flux2.py` and
-//! transformers 5.3.0 `modeling_qwen3.py`.
+//! transformers 5.3.0 `modeling_qwen3.py`, `modeling_mistral.py`.
 
 pub mod text_encoder;
 pub mod transformer;
@@ -17,17 +17,15 @@ pub mod vae;
 
 use std::{cell::Cell, path::Path};
 
-use serde::de::DeserializeOwned;
-
 use self::{
     text_encoder::{TextEncoder, TextEncoderConfig},
     transformer::{Transformer, TransformerConfig},
     vae::{Vae, VaeConfig},
 };
 use crate::{
-    checkpoint::Component,
+    checkpoint::{Component, read_json},
     device::{Device, Ops, Row},
-    error::{Error, Result},
+    error::Result,
     spec::ModelSpec,
     weight::{DType, Storage, Weight},
 };
@@ -53,6 +51,31 @@ impl Configs {
         })
     }
 
+    /// The published FLUX.2 [dev].
+    pub fn dev() -> Self {
+        let klein = Self::klein_4b();
+        Self {
+            text_encoder: TextEncoderConfig {
+                hidden_size: 5120,
+                num_hidden_layers: 40,
+                intermediate_size: 32_768,
+                vocab_size: 131_072,
+                rms_norm_eps: 1e-5,
+                rope_theta: 1e9,
+                ..klein.text_encoder
+            },
+            transformer: TransformerConfig {
+                num_attention_heads: 48,
+                num_layers: 8,
+                num_single_layers: 48,
+                joint_attention_dim: 15_360,
+                guidance_embeds: true,
+                ..klein.transformer
+            },
+            vae: klein.vae,
+        }
+    }
+
     /// The published FLUX.2 [klein] 4B.
     pub fn klein_4b() -> Self {
         Self {
@@ -65,8 +88,7 @@ impl Configs {
                 intermediate_size: 9728,
                 vocab_size: 151_936,
                 rms_norm_eps: 1e-6,
-                rope_theta: Some(1e6),
-                rope_parameters: None,
+                rope_theta: 1e6,
             },
             transformer: TransformerConfig {
                 num_attention_heads: 24,
@@ -91,14 +113,6 @@ impl Configs {
             },
         }
     }
-}
-
-/// A JSON file of a checkpoint.
-pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
-    let text = std::fs::read_to_string(path).map_err(|error| {
-        Error::checkpoint(path, format!("{error}; the checkpoint is incomplete, download it again"))
-    })?;
-    serde_json::from_str(&text).map_err(|error| Error::checkpoint(path, error.to_string()))
 }
 
 /// Where a model's weights come from.

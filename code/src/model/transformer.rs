@@ -84,6 +84,7 @@ impl TransformerConfig {
 }
 
 /// The transformer on a device.
+#[expect(clippy::struct_field_names, reason = "fields are named after the checkpoint's tensors")]
 pub struct Transformer<D: Device> {
     x_embedder: Matrix<D>,
     context_embedder: Matrix<D>,

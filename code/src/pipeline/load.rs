@@ -10,17 +10,14 @@ use serde::Deserialize;
 
 use super::{DeviceChoice, Flux2, OpenOptions, Pipeline};
 use crate::{
-    checkpoint::Component,
+    checkpoint::{Component, read_json},
     device::{
         Device, Ops, Precision,
         cpu::{CpuDevice, CpuOptions},
         record::RecordDevice,
     },
     error::{Error, Result},
-    model::{
-        Configs, Loader, Model, Weights, read_json, text_encoder::TextEncoder, transformer::Transformer,
-        vae::Vae,
-    },
+    model::{Configs, Loader, Model, Weights, text_encoder::TextEncoder, transformer::Transformer, vae::Vae},
     prompt::PromptTokenizer,
     request::Limits,
     spec::{self, ModelSpec},
@@ -50,9 +47,9 @@ impl Checkpoint {
             path: path.to_path_buf(),
             spec,
             configs: Configs::read(path, &text_encoder)?,
-            tokenizer: Arc::new(PromptTokenizer::load(&path.join("tokenizer"))?),
+            tokenizer: Arc::new(PromptTokenizer::load(&path.join("tokenizer"), spec.prompt)?),
             components: [
-                Component::open(&text_encoder, "model")?,
+                open_text_encoder(&text_encoder, spec)?,
                 Component::open(&path.join("transformer"), "diffusion_pytorch_model")?,
                 Component::open(&path.join("vae"), "diffusion_pytorch_model")?,
             ],
@@ -69,6 +66,11 @@ impl Checkpoint {
         }
         Ok(model)
     }
+}
+
+/// Shards of layers after the last tap may be absent.
+fn open_text_encoder(directory: &Path, spec: &ModelSpec) -> Result<Component> {
+    Component::open_needed(directory, "model", |name| spec.text_encoder.needs(name))
 }
 
 /// `text_encoder/` of the checkpoint, or the override: a text-encoder directory or a checkpoint that holds one.
@@ -143,40 +145,40 @@ pub fn check(checkpoint: &Path, text_encoder: Option<&Path>) -> Vec<Error> {
         return Checkpoint::open(checkpoint, None).err().into_iter().collect();
     }
     let mut note = |problem: Option<Error>| problems.extend(problem);
-    let spec = spec::of_checkpoint(checkpoint);
-    note(check_scheduler(checkpoint).err());
-    note(PromptTokenizer::load(&checkpoint.join("tokenizer")).err());
-    let spec = match spec {
-        Ok(spec) => Some(spec),
+    let spec = match spec::of_checkpoint(checkpoint) {
+        Ok(spec) => spec,
         Err(error) => {
             note(Some(error));
-            None
+            &spec::KLEIN
         }
     };
-    let text_encoder = text_encoder_directory(checkpoint, text_encoder);
+    note(check_scheduler(checkpoint).err());
+    note(PromptTokenizer::load(&checkpoint.join("tokenizer"), spec.prompt).err());
     let device = RecordDevice::new(Precision::Bf16);
-    let parts: [(PathBuf, &str); 3] = [
-        (text_encoder, "model"),
-        (checkpoint.join("transformer"), "diffusion_pytorch_model"),
-        (checkpoint.join("vae"), "diffusion_pytorch_model"),
-    ];
-    for (index, (directory, stem)) in parts.iter().enumerate() {
-        let part = Component::open(directory, stem).and_then(|component| {
-            let ops = Ops::new(&device);
-            let loader = Loader { ops: &ops, weights: &component };
-            let config = directory.join("config.json");
-            match index {
-                0 => {
-                    let config = read_json(&config)?;
-                    let spec = spec.unwrap_or(&spec::KLEIN);
-                    TextEncoder::load(&loader, &config, spec)?;
-                }
-                1 => drop(Transformer::load(&loader, &read_json(&config)?)?),
-                _ => drop(Vae::load(&loader, &read_json(&config)?)?),
-            }
-            component.finish()
-        });
-        note(part.err());
-    }
+    let text_encoder = text_encoder_directory(checkpoint, text_encoder);
+    let whole = |part: &str| Component::open(&checkpoint.join(part), "diffusion_pytorch_model");
+    note(check_part(open_text_encoder(&text_encoder, spec), device, |loader, component| {
+        TextEncoder::load(loader, &component.config()?, spec).map(drop)
+    }));
+    note(check_part(whole("transformer"), device, |loader, component| {
+        Transformer::load(loader, &component.config()?).map(drop)
+    }));
+    note(check_part(whole("vae"), device, |loader, component| {
+        Vae::load(loader, &component.config()?).map(drop)
+    }));
     problems
+}
+
+/// What is wrong with one part, found by loading it onto a device without numbers.
+fn check_part(
+    component: Result<Component>,
+    device: RecordDevice,
+    load: impl FnOnce(&Loader<'_, RecordDevice>, &Component) -> Result<()>,
+) -> Option<Error> {
+    let check = |component: Component| {
+        let ops = Ops::new(&device);
+        load(&Loader { ops: &ops, weights: &component }, &component)?;
+        component.finish()
+    };
+    component.and_then(check).err()
 }

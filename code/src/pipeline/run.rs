@@ -15,10 +15,10 @@ use crate::{
     device::{Device, Observer, Operation, Ops, Precision, Shape},
     error::{Error, Result},
     latents,
-    model::{Configs, Model},
+    model::{Configs, Model, text_encoder::TappedStreams},
     noise, pixels,
     plan::{self, Plan},
-    prompt::PromptTokenizer,
+    prompt::{PromptTokenizer, PromptTokens},
     reference::{self, ReferencePixels},
     request::{Limits, Request},
     schedule::Schedule,
@@ -172,8 +172,7 @@ impl<D: Device> Flux2<D> {
         Err(Error::NonFinite { stage: stage.into(), bad, total: values.len() })
     }
 
-    fn encode_prompt(&self, prompt: &str, bridge: &mut Bridge<'_>) -> Result<PromptEmbeds> {
-        let tokens = self.tokenizer.encode(prompt)?;
+    fn encode_prompt(&self, tokens: PromptTokens, bridge: &mut Bridge<'_>) -> Result<PromptEmbeds> {
         let ops = Ops::observed(&self.device, bridge);
         let embeds = encode_tokens(&self.model, &ops, &tokens.ids, tokens.real)?;
         self.ensure_finite("text encoder", &embeds.values)?;
@@ -318,13 +317,15 @@ pub(crate) fn encode_tokens<D: Device>(
     ids: &[u32],
     real: Range<usize>,
 ) -> Result<PromptEmbeds> {
-    let taps = model.text_encoder.forward(ops, ids, real)?;
+    let TappedStreams { taps, first_row_repeats } = model.text_encoder.forward(ops, ids, real)?;
     let hidden = taps.first().map_or(0, crate::device::Tensor::columns);
     let width = taps.len() * hidden;
     let mut values = vec![0.0; ids.len() * width];
     for (index, tap) in taps.iter().enumerate() {
-        let rows = ops.download(tap)?;
-        for (to, from) in values.chunks_exact_mut(width).zip(rows.chunks_exact(hidden)) {
+        let stream = ops.download(tap)?;
+        let mut rows = stream.chunks_exact(hidden);
+        let first = rows.next().into_iter().flat_map(|row| std::iter::repeat_n(row, first_row_repeats));
+        for (to, from) in values.chunks_exact_mut(width).zip(first.chain(rows)) {
             to[index * hidden..(index + 1) * hidden].copy_from_slice(from);
         }
     }
@@ -371,19 +372,18 @@ impl<D: Device> Pipeline for Flux2<D> {
         self.info.limits.check(request)?;
         let references = prepare_all(&request.references)?;
         let grid = [request.height.div_ceil(TOKEN_PIXELS), request.width.div_ceil(TOKEN_PIXELS)];
-        let sizes: Vec<_> = references.iter().map(|pixels| [pixels.height, pixels.width]).collect();
-        let plan = plan::plan(
-            &self.configs,
-            self.info.spec,
-            [request.height, request.width],
-            &sizes,
-            request.steps,
-        )?;
+        let tokens = self.tokenizer.encode(&request.prompt)?;
+        let run = plan::Run {
+            size: [request.height, request.width],
+            references: references.iter().map(|pixels| [pixels.height, pixels.width]).collect(),
+            steps: request.steps,
+            prompt: tokens.real.clone(),
+        };
+        let plan = plan::plan(&self.configs, self.info.spec, &run)?;
         let mut bridge = Bridge::planned(progress, &plan);
         let mut timing = Timing::default();
-        let embeds = bridge.stage(Stage::TextEncoder, &mut timing, |bridge, _| {
-            self.encode_prompt(&request.prompt, bridge)
-        })?;
+        let embeds =
+            bridge.stage(Stage::TextEncoder, &mut timing, |bridge, _| self.encode_prompt(tokens, bridge))?;
         let references = if references.is_empty() {
             References::default()
         } else {
@@ -399,7 +399,7 @@ impl<D: Device> Pipeline for Flux2<D> {
             grid,
             seed: request.seed,
             steps: request.steps,
-            guidance: request.guidance,
+            guidance: request.guidance.or(self.info.spec.guidance),
         };
         let latents = self.denoise_from(&embeds, &references, &run, &mut bridge, &mut timing)?;
         let image =
@@ -408,7 +408,7 @@ impl<D: Device> Pipeline for Flux2<D> {
     }
 
     fn encode(&mut self, prompt: &str, progress: &mut dyn Progress) -> Result<PromptEmbeds> {
-        self.encode_prompt(prompt, &mut Bridge::unplanned(progress))
+        self.encode_prompt(self.tokenizer.encode(prompt)?, &mut Bridge::unplanned(progress))
     }
 
     fn references(&mut self, images: &[RgbImage], progress: &mut dyn Progress) -> Result<References> {
@@ -426,7 +426,8 @@ impl<D: Device> Pipeline for Flux2<D> {
         progress: &mut dyn Progress,
     ) -> Result<Latents> {
         let grid = [height / TOKEN_PIXELS, width / TOKEN_PIXELS];
-        let run = Denoise { width, height, grid, seed, steps: self.info.spec.steps, guidance: None };
+        let spec = self.info.spec;
+        let run = Denoise { width, height, grid, seed, steps: spec.steps, guidance: spec.guidance };
         let mut timing = Timing::default();
         self.denoise_from(embeds, references, &run, &mut Bridge::unplanned(progress), &mut timing)
     }

@@ -26,64 +26,70 @@ const MAX_CHUNK_BYTES: u64 = 32 << 20;
 /// # Errors
 /// A refusal of `images[index]` with what is wrong with the file.
 pub fn decode(bytes: &[u8], index: usize) -> Result<RgbImage, RequestError> {
-    decode_any(bytes).map_err(|message| super::refusal(index, message))
+    decode_any(bytes).map_err(|Refusal(message)| super::refusal(index, message))
 }
 
-fn decode_any(bytes: &[u8]) -> Result<RgbImage, String> {
+/// What is wrong with a file.
+struct Refusal(String);
+
+impl From<image::ImageError> for Refusal {
+    fn from(error: image::ImageError) -> Self {
+        Self(format!("cannot be decoded: {error}"))
+    }
+}
+
+impl From<&str> for Refusal {
+    fn from(message: &str) -> Self {
+        Self(message.to_string())
+    }
+}
+
+fn decode_any(bytes: &[u8]) -> Result<RgbImage, Refusal> {
     if bytes.is_empty() {
         return Err("is empty, wanted a PNG, JPEG or WebP image".into());
     }
+    let file = Cursor::new(bytes);
     match image::guess_format(bytes) {
         Ok(ImageFormat::Png) => {
             let mut limits = Limits::no_limits();
             limits.max_alloc = Some(MAX_CHUNK_BYTES);
-            let decoder = PngDecoder::with_limits(Cursor::new(bytes), limits).map_err(unreadable)?;
-            let frames = if decoder.is_apng().map_err(unreadable)? { Frames::Several } else { Frames::One };
-            decode_with(decoder, frames)
+            let decoder = PngDecoder::with_limits(file, limits)?;
+            let animated = decoder.is_apng()?;
+            decode_with(decoder, animated)
         }
         Ok(ImageFormat::Jpeg) => {
             check_jpeg(bytes)?;
-            decode_with(JpegDecoder::new(Cursor::new(bytes)).map_err(unreadable)?, Frames::One)
+            decode_with(JpegDecoder::new(file)?, false)
         }
         Ok(ImageFormat::WebP) => {
-            let decoder = WebPDecoder::new(Cursor::new(bytes)).map_err(unreadable)?;
-            let frames = if decoder.has_animation() { Frames::Several } else { Frames::One };
-            decode_with(decoder, frames)
+            let decoder = WebPDecoder::new(file)?;
+            let animated = decoder.has_animation();
+            decode_with(decoder, animated)
         }
         Ok(other) => {
             let name = other.extensions_str().first().unwrap_or(&"unknown").to_uppercase();
-            Err(format!("is a {name} image, wanted PNG, JPEG or WebP"))
+            Err(Refusal(format!("is a {name} image, wanted PNG, JPEG or WebP")))
         }
         Err(_) => Err("is not an image, wanted PNG, JPEG or WebP".into()),
     }
 }
 
-#[derive(PartialEq)]
-enum Frames {
-    One,
-    Several,
-}
-
-fn decode_with(mut decoder: impl ImageDecoder, frames: Frames) -> Result<RgbImage, String> {
+fn decode_with(mut decoder: impl ImageDecoder, animated: bool) -> Result<RgbImage, Refusal> {
     let (width, height) = decoder.dimensions();
     let pixels = u64::from(width) * u64::from(height);
     if pixels > MAX_PIXELS {
-        return Err(format!(
+        return Err(Refusal(format!(
             "is {width} x {height} = {pixels} pixels, wanted at most {MAX_PIXELS} (16 megapixels); shrink it first"
-        ));
+        )));
     }
-    if frames == Frames::Several {
+    if animated {
         return Err("is animated, wanted a picture of one frame".into());
     }
     // Damaged metadata is no reason to refuse the pixels.
     let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
-    let mut image = DynamicImage::from_decoder(decoder).map_err(unreadable)?;
+    let mut image = DynamicImage::from_decoder(decoder)?;
     image.apply_orientation(orientation);
     Ok(if image.color().has_alpha() { over_white(&image) } else { image.into_rgb8() })
-}
-
-fn unreadable(error: image::ImageError) -> String {
-    format!("cannot be decoded: {error}")
 }
 
 /// `alpha · colour + (1 - alpha) · white`, rounded: colour under alpha 0 leaves no trace.
@@ -98,7 +104,7 @@ fn over_white(image: &DynamicImage) -> RgbImage {
 }
 
 /// Refuses what the decoder would let through: CMYK (four components), and a file cut short, whose rest it paints grey.
-fn check_jpeg(bytes: &[u8]) -> Result<(), String> {
+fn check_jpeg(bytes: &[u8]) -> Result<(), Refusal> {
     const CUT_SHORT: &str = "is a JPEG that is cut short; send the whole file";
     // Segments are FF, marker, big-endian length that counts itself. Only the start-of-image marker stands alone.
     let mut at = 2;
@@ -114,10 +120,8 @@ fn check_jpeg(bytes: &[u8]) -> Result<(), String> {
                 continue;
             }
             // Start of frame: precision, height, width (2 bytes each), number of components. C4, C8 and CC are others.
-            0xC0..=0xCF if !matches!(marker, 0xC4 | 0xC8 | 0xCC) => {
-                if body.get(5) == Some(&4) {
-                    return Err("is a CMYK JPEG, wanted RGB or grey; convert it first".into());
-                }
+            0xC0..=0xC3 | 0xC5..=0xC7 | 0xC9..=0xCB | 0xCD..=0xCF if body.get(5) == Some(&4) => {
+                return Err("is a CMYK JPEG, wanted RGB or grey; convert it first".into());
             }
             // Start of scan: compressed data and further scans to the end-of-image marker.
             0xDA => {
@@ -131,6 +135,7 @@ fn check_jpeg(bytes: &[u8]) -> Result<(), String> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::{fs, path::Path};
 
@@ -258,6 +263,20 @@ mod tests {
         assert_eq!(refusal(&bomb), message);
         // The header alone decides: nothing of the pixels need be there.
         assert_eq!(refusal(&bomb[..1000]), message);
+    }
+
+    #[test]
+    fn the_largest_pictures_are_decoded_and_the_next_larger_refused() {
+        // The heaviest kind: 16-bit with alpha, 128 MB unpacked.
+        let deep = ImageBuffer::from_pixel(4096, 4096, Rgba([0x0A0Au16, 0x1414, 0x1E1E, u16::MAX]));
+        assert_eq!(decode(&png(&deep), 0).unwrap().get_pixel(4095, 4095).0, [10, 20, 30]);
+        let plain = RgbImage::from_pixel(4096, 4096, Rgb([128; 3]));
+        for format in [ImageFormat::Jpeg, ImageFormat::WebP] {
+            let mut file = Vec::new();
+            plain.write_to(&mut Cursor::new(&mut file), format).unwrap();
+            assert!(decode(&file, 0).unwrap() == plain, "{format:?}");
+        }
+        assert!(refusal(&png(&RgbImage::new(4097, 4096))).contains("4097 x 4096 = 16781312 pixels"));
     }
 
     #[test]

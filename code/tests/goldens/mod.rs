@@ -25,7 +25,11 @@
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
-use std::{collections::BTreeMap, io::Read, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    io::Read,
+    path::{Path, PathBuf},
+};
 
 use flate2::read::GzDecoder;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
@@ -133,13 +137,26 @@ pub fn distance(got: &[f32], wanted: &[f32]) -> f64 {
     if error == 0.0 { 0.0 } else { (error / size).sqrt() }
 }
 
+/// The fixtures.
+pub fn fixtures() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}
+
 fn directory() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/goldens")
+    fixtures().join("goldens")
+}
+
+/// Tensors of a gzipped safetensors file.
+pub fn load_packed(path: &Path) -> BTreeMap<String, Tensor> {
+    parse(&unpack_file(path)).0
 }
 
 fn unpack(file: &str) -> Vec<u8> {
-    let path = directory().join(format!("{file}.safetensors.gz"));
-    let packed = std::fs::File::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    unpack_file(&directory().join(format!("{file}.safetensors.gz")))
+}
+
+fn unpack_file(path: &Path) -> Vec<u8> {
+    let packed = std::fs::File::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let mut bytes = Vec::new();
     GzDecoder::new(packed)
         .read_to_end(&mut bytes)

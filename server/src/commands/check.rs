@@ -27,7 +27,11 @@ struct Answer {
 impl Check {
     /// Runs the command. An incomplete checkpoint is a failure.
     pub fn run(&self) -> Result<(), Failure> {
-        let checkpoint = self.checkpoint.checkpoint()?;
+        // A directory that is named is checked as it is, however little is in it.
+        let checkpoint = match &self.checkpoint.checkpoint {
+            Some(directory) => directory.clone(),
+            None => self.checkpoint.find()?,
+        };
         let problems = flux2::pipeline::check(&checkpoint, self.checkpoint.text_encoder().as_deref());
         let answer = Answer {
             checkpoint: checkpoint.display().to_string(),

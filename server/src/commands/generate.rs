@@ -26,7 +26,7 @@ use crate::{
     failure::Failure,
     interrupt,
     output::Output,
-    progress::{Display, Reporter},
+    progress::{self, Display, Reporter},
 };
 
 /// Largest file read as a reference image: 16 megapixels of 16-bit RGBA, uncompressed.
@@ -99,9 +99,10 @@ impl Generate {
         interrupt::install()?;
         let limits = if self.allow_small { Limits::KLEIN.with_small_sizes() } else { Limits::KLEIN };
         let request = self.request(&limits)?;
-        let output = Output::new(&self.out.clone().unwrap_or_else(|| format!("flux2-{}.png", self.seed).into()))?;
+        let output =
+            Output::new(&self.out.clone().unwrap_or_else(|| format!("flux2-{}.png", self.seed).into()))?;
         let options = OpenOptions {
-            checkpoint: self.checkpoint.checkpoint()?,
+            checkpoint: self.checkpoint.find()?,
             text_encoder: self.checkpoint.text_encoder(),
             device: self.device.choice(),
             precision: self.device.precision(),
@@ -114,6 +115,17 @@ impl Generate {
         let mut pipeline = flux2::open(&options).map_err(Failure::checkpoint)?;
         let load_s = start.elapsed().as_secs_f64();
         loading.finish(&pipeline.info().model, load_s);
+        if !self.json {
+            eprintln!(
+                "{}×{} pixels, seed {}, {} steps, {} references, {}",
+                request.width,
+                request.height,
+                request.seed,
+                request.steps,
+                request.references.len(),
+                options.precision.name()
+            );
+        }
 
         let prompt = pipeline.tokenizer().encode(&request.prompt)?;
         if prompt.truncated() && !self.json {
@@ -157,7 +169,9 @@ impl Generate {
         if self.json {
             return print_json(&answer);
         }
-        print(&answer);
+        progress::print_part(&format!("done on {}", info.device), total_s);
+        // The path alone on standard output, so that `$(flux2-server generate ...)` is the picture.
+        println!("{}", answer.file);
         Ok(())
     }
 
@@ -220,19 +234,4 @@ fn metadata(request: &Request, info: &ModelInfo) -> [(&'static str, String); 9] 
         ("dtype", info.precision.name().to_owned()),
         ("software", concat!("flux2-server ", env!("CARGO_PKG_VERSION")).to_owned()),
     ]
-}
-
-/// The path on standard output, so that `$(flux2-server generate ...)` is the picture; the rest on standard error.
-fn print(answer: &Answer<'_>) {
-    eprintln!(
-        "{}×{}, seed {}, {} steps, {} on {}: {:.2} s",
-        answer.width,
-        answer.height,
-        answer.seed,
-        answer.steps,
-        answer.dtype,
-        answer.device,
-        answer.timing.total_s
-    );
-    println!("{}", answer.file);
 }

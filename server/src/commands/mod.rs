@@ -2,8 +2,11 @@
 //! One file a command: its flags and what it does.
 
 pub mod check;
+pub mod config;
+pub mod doctor;
 pub mod generate;
 pub mod plan;
+pub mod serve;
 
 use serde::Serialize;
 

@@ -114,7 +114,8 @@ impl Plan {
 
     fn answer(&self) -> Result<Answer, Failure> {
         let (model, configs, spec) = self.model()?;
-        let limits = if self.allow_small { spec.limits.clone().with_small_sizes() } else { spec.limits.clone() };
+        let limits =
+            if self.allow_small { spec.limits.clone().with_small_sizes() } else { spec.limits.clone() };
         let request = Request {
             width: self.width,
             height: self.height,
@@ -151,7 +152,8 @@ impl Plan {
             return Ok((spec::KLEIN.name.to_owned(), Configs::klein_4b(), &spec::KLEIN));
         };
         let spec = spec::of_checkpoint(checkpoint).map_err(Failure::checkpoint)?;
-        let configs = Configs::read(checkpoint, &checkpoint.join("text_encoder")).map_err(Failure::checkpoint)?;
+        let configs =
+            Configs::read(checkpoint, &checkpoint.join("text_encoder")).map_err(Failure::checkpoint)?;
         Ok((checkpoint.display().to_string(), configs, spec))
     }
 }
@@ -188,7 +190,12 @@ fn print_table(answer: &Answer) {
 }
 
 fn print_row(name: &str, count: &Count) {
-    println!("{name:<18} {:>10} {:>12.4} {:>14.3}", count.operations, giga(count.flops) / 1e3, giga(count.bytes));
+    println!(
+        "{name:<18} {:>10} {:>12.4} {:>14.3}",
+        count.operations,
+        giga(count.flops) / 1e3,
+        giga(count.bytes)
+    );
 }
 
 fn giga(number: u64) -> f64 {

@@ -23,6 +23,9 @@ pub struct Rows<'a> {
     pub len: usize,
 }
 
+/// Steps along `k` between two looks at the loop's end.
+const UNROLL: usize = 4;
+
 /// Columns of a tile: two vectors.
 pub const fn columns<S: Simd>() -> usize {
     2 * S::LANES
@@ -119,14 +122,24 @@ unsafe fn tile_body<S: Simd, const R: usize>(
         for &run in a.runs {
             let start = a.start.add(run);
             let rows: [*const f32; R] = std::array::from_fn(|r| start.add(r * a.stride));
-            for k in 0..a.len {
+            let step = |k: usize, b: *const f32, sums: &mut [[S::V; 2]; R]| {
                 let (left, right) = (simd.load(b), simd.load(b.add(S::LANES)));
-                for (row, sum) in rows.iter().zip(&mut sums) {
+                for (row, sum) in rows.iter().zip(sums) {
                     let value = simd.splat(*row.add(k));
                     sum[0] = simd.mul_add(value, left, sum[0]);
                     sum[1] = simd.mul_add(value, right, sum[1]);
                 }
-                b = b.add(2 * S::LANES);
+            };
+            let mut k = 0;
+            while k + UNROLL <= a.len {
+                for u in 0..UNROLL {
+                    step(k + u, b.add(2 * u * S::LANES), &mut sums);
+                }
+                (k, b) = (k + UNROLL, b.add(2 * UNROLL * S::LANES));
+            }
+            while k < a.len {
+                step(k, b, &mut sums);
+                (k, b) = (k + 1, b.add(2 * S::LANES));
             }
         }
         for (r, sum) in sums.iter().enumerate() {

@@ -16,8 +16,8 @@ use super::{
 };
 
 /// Values of `k` that are multiplied before the sums go back to memory.
-const DEPTH: usize = 256;
-/// Rows that stay in the second-level cache (BLOCK_ROWS × DEPTH × 4 bytes = 192 KiB).
+const DEPTH: usize = 384;
+/// Rows that stay in the second-level cache (BLOCK_ROWS × DEPTH × 4 bytes = 288 KiB).
 const BLOCK_ROWS: usize = 192;
 /// Rows of a task: what a packed weight is used for.
 const TASK_ROWS: usize = 768;

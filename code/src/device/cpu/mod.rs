@@ -23,6 +23,7 @@ mod isa;
 mod kernel;
 mod linear;
 mod norm;
+mod peak;
 mod simd;
 mod threads;
 mod weights;
@@ -30,6 +31,7 @@ mod weights;
 use std::{
     ops::Range,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use rayon::ThreadPool;
@@ -95,6 +97,12 @@ impl CpuDevice {
     /// Threads in use.
     pub fn threads(&self) -> usize {
         self.pool.current_num_threads()
+    }
+
+    /// The most floating-point operations per second that this device's instructions and threads can do, measured
+    /// for `time` in registers alone: what the rates of its kernels are to be compared with.
+    pub fn peak_flops(&self, time: Duration) -> f64 {
+        dispatch!(self.kernels, s => self.pool.install(|| peak::peak(s, time)))
     }
 
     /// Prepares a weight and counts what it holds.

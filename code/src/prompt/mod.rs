@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! From a prompt to token ids: chat layout, byte-level BPE, padding to 512.
 //!
-//! Mirrors `Flux2KleinPipeline._get_qwen3_prompt_embeds`: one user message, thinking switched off, right truncation (a long
-//! prompt loses the assistant suffix), right padding. Special tokens spelled out in a prompt are parsed as such, as
+//! A model's layout is one constant in a file of its own. Special tokens spelled out in a prompt are parsed as such, as
 //! upstream does.
 
-use std::{ops::Range, path::Path};
+mod mistral;
+mod qwen3;
 
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+pub use mistral::MISTRAL;
+pub use qwen3::QWEN3;
 use tokenizers::Tokenizer;
 
 use crate::{
@@ -33,24 +40,43 @@ impl PromptTokens {
     }
 }
 
-/// How a model wants its prompts: what stands around one user message, and how many tokens the model sees.
-///
-/// A model that pads on the left or edits the prompt first (FLUX.2 \[dev\]) gets its own fields here.
-struct Layout {
-    before: &'static str,
-    after: &'static str,
+/// How a model wants its prompts: what stands around one user message, and how many tokens the model sees. Longer ones are
+/// cut on the right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Text before the prompt.
+    pub before: &'static str,
+    /// Text after the prompt.
+    pub after: &'static str,
+    /// Removed from the prompt wherever it occurs.
+    pub removed: &'static [&'static str],
     /// Each must be one token of the vocabulary; the first pads.
-    special: &'static [&'static str],
-    length: usize,
+    pub special: &'static [&'static str],
+    /// Where the padding goes.
+    pub padding: Padding,
+    /// Tokens that the model sees.
+    pub tokens: usize,
 }
 
-/// FLUX.2 \[klein\]: Qwen3's chat template with `add_generation_prompt=True, enable_thinking=False`.
-const KLEIN: Layout = Layout {
-    before: "<|im_start|>user\n",
-    after: "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
-    special: &["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"],
-    length: 512,
-};
+impl Layout {
+    /// Positions of a chat text of so many tokens (all, if it is longer) among [`Layout::tokens`].
+    pub fn real(&self, count: usize) -> Range<usize> {
+        let count = count.min(self.tokens);
+        match self.padding {
+            Padding::Before => self.tokens - count..self.tokens,
+            Padding::After => 0..count,
+        }
+    }
+}
+
+/// On which side of the prompt the padding goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Padding {
+    /// Before the prompt: left.
+    Before,
+    /// After the prompt: right.
+    After,
+}
 
 /// Longest prompt in characters. The regular expression engine of the pre-tokenizer gives up *silently* after a million
 /// steps of backtracking and leaves the rest of the text in one piece; it needs fewer than ten a character.
@@ -58,17 +84,18 @@ const MAX_CHARS: usize = 32_768;
 
 /// The tokenizer of a checkpoint with its chat layout.
 pub struct PromptTokenizer {
+    path: PathBuf,
     tokenizer: Tokenizer,
-    layout: Layout,
+    layout: &'static Layout,
     pad: u32,
 }
 
 impl PromptTokenizer {
-    /// Reads `tokenizer.json` from the tokenizer directory of a checkpoint.
+    /// Reads `tokenizer.json` from the tokenizer directory of a checkpoint, for prompts in `layout`.
     ///
     /// # Errors
     /// [`Error::Checkpoint`] if it is missing, damaged, or lacks the special tokens of the chat layout.
-    pub fn load(directory: &Path) -> Result<Self> {
+    pub fn load(directory: &Path, layout: &'static Layout) -> Result<Self> {
         let path = directory.join("tokenizer.json");
         if !path.exists() {
             return Err(missing(directory, &["tokenizer.json".into()]));
@@ -81,7 +108,6 @@ impl PromptTokenizer {
             Error::checkpoint(&path, format!("truncation cannot be switched off: {error}"))
         })?;
 
-        let layout = KLEIN;
         let mut ids = Vec::with_capacity(layout.special.len());
         for token in layout.special {
             let id = tokenizer.token_to_id(token).ok_or_else(|| {
@@ -92,12 +118,12 @@ impl PromptTokenizer {
             })?;
             ids.push(id);
         }
-        Ok(Self { tokenizer, layout, pad: ids[0] })
+        Ok(Self { path, tokenizer, layout, pad: ids[0] })
     }
 
     /// Tokens that the model sees; longer prompts are cut.
     pub fn max_tokens(&self) -> usize {
-        self.layout.length
+        self.layout.tokens
     }
 
     /// Ids of a prompt.
@@ -106,28 +132,30 @@ impl PromptTokenizer {
     /// [`Error::Request`] for a prompt with NUL or of more than 32,768 characters.
     pub fn encode(&self, prompt: &str) -> Result<PromptTokens> {
         request::check_prompt_text(prompt, MAX_CHARS)?;
-        let text = format!("{}{prompt}{}", self.layout.before, self.layout.after);
-        let mut ids = self.ids(&text)?;
+        let Layout { before, after, removed, tokens, .. } = self.layout;
+        let prompt = removed.iter().fold(prompt.to_owned(), |prompt, text| prompt.replace(text, ""));
+        let mut ids = self.ids(&format!("{before}{prompt}{after}"))?;
         let total = ids.len();
-        let real = 0..total.min(self.layout.length);
-        ids.resize(self.layout.length, self.pad);
+        ids.truncate(*tokens);
+        let real = self.layout.real(ids.len());
+        ids.splice(0..0, std::iter::repeat_n(self.pad, real.start));
+        ids.resize(*tokens, self.pad);
         Ok(PromptTokens { ids, real, total })
     }
 
     /// Ids of a text as it stands: the layout spells out every special token, none is added.
     fn ids(&self, text: &str) -> Result<Vec<u32>> {
-        match self.tokenizer.encode_fast(text, false) {
-            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(error) => {
-                Err(Error::checkpoint("tokenizer.json", format!("could not encode the prompt: {error}")))
-            }
-        }
+        let encoding = self.tokenizer.encode_fast(text, false).map_err(|error| {
+            Error::checkpoint(&self.path, format!("could not encode the prompt: {error}"))
+        })?;
+        Ok(encoding.get_ids().to_vec())
     }
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use std::{fs, path::PathBuf};
+    use std::fs;
 
     use super::*;
 
@@ -137,7 +165,7 @@ mod tests {
     }
 
     fn tokenizer() -> PromptTokenizer {
-        PromptTokenizer::load(&directory()).unwrap()
+        PromptTokenizer::load(&directory(), &QWEN3).unwrap()
     }
 
     const PAD: u32 = 506;
@@ -163,7 +191,7 @@ mod tests {
             let tokens = tokenizer.encode(&prompt).unwrap();
             assert_eq!((tokens.total, tokens.truncated()), (total, truncated));
             assert_eq!((tokens.ids.len(), tokens.real.clone()), (512, 0..total.min(512)));
-            let whole = tokenizer.ids(&format!("{}{prompt}{}", KLEIN.before, KLEIN.after)).unwrap();
+            let whole = tokenizer.ids(&format!("{}{prompt}{}", QWEN3.before, QWEN3.after)).unwrap();
             assert_eq!(tokens.ids[tokens.real], whole[..total.min(512)]);
         }
     }
@@ -205,7 +233,7 @@ mod tests {
     #[test]
     fn a_missing_or_damaged_tokenizer_is_named() {
         let directory = tempfile::TempDir::new().unwrap();
-        let refusal = || PromptTokenizer::load(directory.path()).err().unwrap().to_string();
+        let refusal = || PromptTokenizer::load(directory.path(), &QWEN3).err().unwrap().to_string();
         assert!(refusal().contains("tokenizer.json missing"));
         fs::write(directory.path().join("tokenizer.json"), "{").unwrap();
         assert!(refusal().contains("tokenizer.json: is not a tokenizer: "));

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `config`: what `serve` would run with.
+
+use clap::Args;
+use server::{config, preflight};
+
+use crate::failure::Failure;
+
+/// Print the effective settings of `serve` as JSON, without secrets
+#[derive(Args)]
+pub struct Config {
+    #[command(flatten)]
+    config: config::Config,
+}
+
+impl Config {
+    /// Runs the command. Settings outside their range are a failure.
+    pub fn run(&self) -> Result<(), Failure> {
+        preflight::settings(&self.config)?;
+        println!("{:#}", self.config.effective());
+        Ok(())
+    }
+}

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Log lines: text or JSON, on stderr, one a request and one a job. Prompts only where asked for.
+
+use std::sync::Arc;
+
+use tracing_subscriber::{EnvFilter, fmt};
+
+use crate::{
+    app::App,
+    config::{Config, LogFormat},
+    exit::{Exit, StartError},
+    queue::job::Job,
+};
+
+/// Installs the log of the process.
+///
+/// # Errors
+/// A filter that cannot be read.
+pub fn install(config: &Config) -> Result<(), StartError> {
+    let filter = EnvFilter::try_new(&config.log)
+        .map_err(|error| StartError::new(Exit::Usage, format!("--log {:?}: {error}", config.log)))?;
+    let builder = fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let installed = match config.log_format {
+        LogFormat::Json => builder.json().flatten_event(true).with_current_span(false).try_init(),
+        LogFormat::Text => {
+            let colour = std::io::IsTerminal::is_terminal(&std::io::stderr())
+                && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+            builder.with_ansi(colour).try_init()
+        }
+    };
+    installed.map_err(|error| StartError::new(Exit::Failure, format!("the log cannot be set up: {error}")))
+}
+
+/// One line for a job that has ended.
+pub fn job_ended(app: &App, job: &Arc<Job>) {
+    let snapshot = job.snapshot();
+    let params = &job.params;
+    let (error, timing) = match &snapshot.outcome {
+        Some(Ok(picture)) => (None, serde_json::to_string(&picture.timing_ms).unwrap_or_default()),
+        Some(Err(error)) => (Some(error.message.as_str()), String::new()),
+        None => (None, String::new()),
+    };
+    tracing::info!(
+        request_id = job.request_id,
+        job = job.id,
+        state = ?snapshot.state,
+        size = format_args!("{}x{}", params.width, params.height),
+        seed = params.seed,
+        steps = params.num_steps,
+        references = params.reference_count,
+        timing_ms = timing,
+        error,
+        prompt = app.config.log_prompts.then_some(params.prompt.as_str()),
+        "job"
+    );
+}

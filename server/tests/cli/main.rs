@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `flux2-server` as a person calls it: what it prints, what it writes, how it ends. Runs the small checkpoints of this
+//! repository. A number in a test's name is that of the field report it answers.
+
+mod checkpoints;
+mod images;
+mod interrupt;
+mod outputs;
+mod pictures;
+mod plan;
+mod support;
+mod usage;
