@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use minijinja::{Environment, UndefinedBehavior, context};
+use minijinja::{Environment, UndefinedBehavior, value::Serde};
 use serde_json::{Value, json};
 
 use crate::{
@@ -22,15 +22,16 @@ pub fn render(wire: &Wire) -> Result<String> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::SemiStrict);
     environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    environment.set_keep_trailing_newline(true);
     environment.add_filter("cell", |text: String| one_line(&text).replace('|', "\\|"));
-    let failed = |error: minijinja::Error| Failure::new(Class::Failure, "the model card cannot be rendered").why(error);
+    let failed = |error: minijinja::Error| {
+        Failure::new(Class::Failure, "the model card cannot be rendered").why(error)
+    };
     let template = environment.template_from_str(include_str!("card.md.j2")).map_err(failed)?;
-    let text = template.render(values(wire)).map_err(failed)?;
+    let text = template.render(Serde(values(wire))).map_err(failed)?;
     Ok(tidy(&text))
 }
 
-fn values(wire: &Wire) -> minijinja::Value {
+fn values(wire: &Wire) -> Value {
     let profiles: Vec<Value> = wire
         .profiles()
         .into_iter()
@@ -44,7 +45,8 @@ fn values(wire: &Wire) -> minijinja::Value {
             })
         })
         .collect();
-    let hardware: BTreeSet<String> = profiles.iter().filter_map(|p| p["hardware"].as_str()).map(str::to_owned).collect();
+    let hardware: BTreeSet<String> =
+        profiles.iter().filter_map(|p| p["hardware"].as_str()).map(str::to_owned).collect();
     let card = wire.container.card.clone().unwrap_or_default();
     let mut tags: BTreeSet<String> = ["tt-model-cache", "tt-model-container"].map(str::to_owned).into();
     tags.extend([wire.arch.clone(), wire.container.kind.clone()]);
@@ -57,8 +59,15 @@ fn values(wire: &Wire) -> minijinja::Value {
         })
     });
     let vllm = wire.container.kind.starts_with("vllm");
-    let base_model = card.base_model.clone().filter(|list| !list.is_empty()).unwrap_or_else(|| vec![wire.weights.repo_id.clone()]);
-    let weights: Vec<Value> = std::iter::once(&wire.weights).chain(&wire.auxiliary_weights).map(|w| json!({"repo_id": w.repo_id, "revision": w.revision})).collect();
+    let base_model = card
+        .base_model
+        .clone()
+        .filter(|list| !list.is_empty())
+        .unwrap_or_else(|| vec![wire.weights.repo_id.clone()]);
+    let weights: Vec<Value> = std::iter::once(&wire.weights)
+        .chain(&wire.auxiliary_weights)
+        .map(|w| json!({"repo_id": w.repo_id, "revision": w.revision}))
+        .collect();
     let mut texts = serde_json::to_value(&card).expect("plain data");
     for text in texts.as_object_mut().into_iter().flat_map(|map| map.values_mut()) {
         if let Value::String(value) = text {
@@ -66,20 +75,20 @@ fn values(wire: &Wire) -> minijinja::Value {
             *text = if value.trim().is_empty() { Value::Null } else { json!(value.trim()) };
         }
     }
-    context! {
-        name => wire.name, schema => wire.schema_version, repo => wire.repo(), tags, license, weights, profiles,
-        producer => format!("packager {}", wire.producer.tt_kernel_version),
-        pipeline_tag => card.pipeline_tag.as_deref().map(one_line).or(vllm.then(|| "text-generation".to_owned())),
-        base_model => base_model.iter().map(|model| one_line(model)).collect::<Vec<_>>(),
-        hardware => hardware.iter().collect::<Vec<_>>(),
-        context => profiles.iter().filter_map(|p| p["max_model_len"].as_u64()).max(),
-        any_seqs => profiles.iter().any(|p| !p["max_num_seqs"].is_null()),
-        any_len => profiles.iter().any(|p| !p["max_model_len"].is_null()),
-        default_profile => wire.default_profile(), openai => vllm, card => texts,
-        server => if vllm { "vLLM's OpenAI-compatible server" } else { "the model's own HTTP server" },
-        ready_line => wire.ready_line(), provenance => provenance(wire),
-        unpinned => list(wire, "unpinned"), shipped => list(wire, "shipped"),
-    }
+    json!({
+        "name": wire.name, "schema": wire.schema_version, "repo": wire.repo(), "tags": tags, "license": license, "weights": weights,
+        "producer": format!("packager {}", wire.producer.tt_kernel_version),
+        "pipeline_tag": card.pipeline_tag.as_deref().map(one_line).or(vllm.then(|| "text-generation".to_owned())),
+        "base_model": base_model.iter().map(|model| one_line(model)).collect::<Vec<_>>(),
+        "hardware": hardware,
+        "context": profiles.iter().filter_map(|p| p["max_model_len"].as_u64()).max(),
+        "any_seqs": profiles.iter().any(|p| !p["max_num_seqs"].is_null()),
+        "any_len": profiles.iter().any(|p| !p["max_model_len"].is_null()),
+        "profiles": profiles, "default_profile": wire.default_profile(), "openai": vllm, "card": texts,
+        "server": if vllm { "vLLM's OpenAI-compatible server" } else { "the model's own HTTP server" },
+        "ready_line": wire.ready_line(), "provenance": provenance(wire),
+        "unpinned": list(wire, "unpinned"), "shipped": list(wire, "shipped"),
+    })
 }
 
 fn list(wire: &Wire, key: &str) -> Vec<String> {
@@ -88,7 +97,8 @@ fn list(wire: &Wire, key: &str) -> Vec<String> {
 }
 
 fn provenance(wire: &Wire) -> Vec<(String, String)> {
-    let short = |digest: &str| format!("{} (sha256, first 16 hex digits)", digest.get(..16).unwrap_or(digest));
+    let short =
+        |digest: &str| format!("{} (sha256, first 16 hex digits)", digest.get(..16).unwrap_or(digest));
     let mut rows = Vec::new();
     let mut row = |name: &str, value: String| {
         if !value.is_empty() {
@@ -98,13 +108,23 @@ fn provenance(wire: &Wire) -> Vec<(String, String)> {
     row("tt-metal", tt_metal(wire));
     for part in ["vllm", "plugin"] {
         let source = |key: &str| wire.built(&format!("{part}/{key}")).to_owned();
-        row(part, [source("sha"), source("wheel")].into_iter().find(|text| !text.is_empty()).unwrap_or_default());
+        row(
+            part,
+            [source("sha"), source("wheel")].into_iter().find(|text| !text.is_empty()).unwrap_or_default(),
+        );
     }
-    for (key, name) in [("code_sha256", "`code/` digest"), ("code_tree_sha256", "`code/` tree digest"), ("server_sha256", "server source digest"), ("cargo_lock_sha256", "Cargo.lock digest")] {
+    for (key, name) in [
+        ("code_sha256", "`code/` digest"),
+        ("code_tree_sha256", "`code/` tree digest"),
+        ("server_sha256", "server source digest"),
+        ("cargo_lock_sha256", "Cargo.lock digest"),
+    ] {
         let digest = wire.built(key);
         row(name, if digest.is_empty() { String::new() } else { short(digest) });
     }
-    for (name, image) in wire.container.built.get("base_images").and_then(Value::as_object).into_iter().flatten() {
+    for (name, image) in
+        wire.container.built.get("base_images").and_then(Value::as_object).into_iter().flatten()
+    {
         row(&format!("base image {name}"), image.as_str().unwrap_or_default().to_owned());
     }
     row("toolchain", wire.built("toolchain").to_owned());
@@ -117,7 +137,8 @@ fn provenance(wire: &Wire) -> Vec<(String, String)> {
 fn tt_metal(wire: &Wire) -> String {
     let Some(metal) = wire.container.built.get("tt_metal") else { return String::new() };
     if let Some(wheel) = metal["wheel"].as_str() {
-        let digest = metal["wheel_sha256"].as_str().map(|digest| format!(", sha256 {digest}")).unwrap_or_default();
+        let digest =
+            metal["wheel_sha256"].as_str().map(|digest| format!(", sha256 {digest}")).unwrap_or_default();
         return format!("{wheel}{digest}");
     }
     let dirty = if metal["dirty"] == json!(true) { " (dirty tree)" } else { "" };

@@ -104,7 +104,8 @@ pub struct Facts {
 impl Wire {
     /// Of a checked manifest and the facts of its build.
     pub fn new(manifest: &Manifest, facts: Facts) -> Self {
-        let chips = profile::default(manifest).serve.hardware.as_deref().and_then(hardware::chips).unwrap_or(1);
+        let chips =
+            profile::default(manifest).serve.hardware.as_deref().and_then(hardware::chips).unwrap_or(1);
         let mut revisions = facts.revisions.into_iter();
         let mut weights = |weights: Weights| WireWeights {
             revision: revisions.next().flatten().or(weights.revision),
@@ -114,14 +115,19 @@ impl Wire {
             repo_type: "model".into(),
         };
         let primary = weights(manifest.weights.full());
-        let auxiliary_weights = manifest.auxiliary_weights.iter().map(|entry| weights(entry.full())).collect();
+        let auxiliary_weights =
+            manifest.auxiliary_weights.iter().map(|entry| weights(entry.full())).collect();
         Self {
             schema_version: manifest.schema.clone(),
             name: manifest.name.clone(),
             tt_metal_version: facts.tt_metal_version,
             arch: manifest.arch.name().into(),
             device_count: chips,
-            producer: Producer { tt_kernel_version: env!("CARGO_PKG_VERSION").into(), created_at: facts.created_at, hostname: None },
+            producer: Producer {
+                tt_kernel_version: env!("CARGO_PKG_VERSION").into(),
+                created_at: facts.created_at,
+                hostname: None,
+            },
             weights: primary,
             auxiliary_weights,
             mesh: Value::Null,
@@ -161,14 +167,19 @@ impl Wire {
     /// The line in the log that says the server is ready.
     pub fn ready_line(&self) -> &str {
         let given = self.container.runtime.get("ready_line").and_then(Value::as_str);
-        given.unwrap_or(if self.container.kind == "http-server" { "\"event\": \"ready\"" } else { "Application startup complete" })
+        given.unwrap_or(if self.container.kind == "http-server" {
+            "\"event\": \"ready\""
+        } else {
+            "Application startup complete"
+        })
     }
 
     /// A fact of the build as text; "" if it is not there.
     pub fn built(&self, pointer: &str) -> &str {
         let (first, rest) = pointer.split_once('/').unwrap_or((pointer, ""));
         let value = self.container.built.get(first);
-        let value = if rest.is_empty() { value } else { value.and_then(|value| value.pointer(&format!("/{rest}"))) };
+        let value =
+            if rest.is_empty() { value } else { value.and_then(|value| value.pointer(&format!("/{rest}"))) };
         value.and_then(Value::as_str).unwrap_or_default()
     }
 
@@ -179,7 +190,11 @@ impl Wire {
 
     /// All profiles merged, the default first found by `default_profile`.
     pub fn profiles(&self) -> Vec<profile::Merged> {
-        self.container.serve_profiles.iter().map(|overlay| profile::overlay(&self.container.serve, overlay)).collect()
+        self.container
+            .serve_profiles
+            .iter()
+            .map(|overlay| profile::overlay(&self.container.serve, overlay))
+            .collect()
     }
 
     /// Name of the profile that runs when none is named.

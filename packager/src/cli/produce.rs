@@ -5,10 +5,7 @@ use std::{path::Path, time::Duration};
 
 use serde_json::json;
 
-use super::{
-    args::BuildArgs,
-    output::Output,
-};
+use super::{args::BuildArgs, output::Output};
 use crate::{
     card,
     error::Result,
@@ -39,7 +36,8 @@ pub async fn build(manifest: &Path, args: BuildArgs, output: Output) -> Result<(
     let loaded = manifest::load(manifest)?;
     let report = package::build(&loaded, &options(args, output.json), &|text| output.note(text)).await?;
     let text = if report.built {
-        let again = if report.reproduced == Some(true) { "built twice, the same image both times\n" } else { "" };
+        let again =
+            if report.reproduced == Some(true) { "built twice, the same image both times\n" } else { "" };
         format!(
             "{again}{}\n  image    {}\n  size     {:.1} MB, of which ours {:.1} MB\n  next     packager verify {0}; packager serve {0}\n",
             report.package.display(),
@@ -59,11 +57,16 @@ pub async fn plan(manifest: &Path, args: BuildArgs, output: Output) -> Result<()
     let loaded = manifest::load(manifest)?;
     let target = args.out.join(&loaded.manifest.name);
     let engine = engine::find().await;
-    let scratch = tempfile::tempdir().map_err(|error| crate::error::Failure::io("create", Path::new("a temporary directory"), &error))?;
+    let scratch = tempfile::tempdir()
+        .map_err(|error| crate::error::Failure::io("create", Path::new("a temporary directory"), &error))?;
     let options = Options { allow_unpinned: true, ..options(args, true) };
     let inputs = Inputs::gather(&loaded, &options, engine.as_ref().ok(), &scratch.path().join("code")).await;
     let mut plan = package::inputs::plan(&loaded, inputs.as_ref().ok(), &target);
-    let missing: Vec<String> = [inputs.as_ref().err().map(ToString::to_string), engine.err().map(|failure| failure.to_string())].into_iter().flatten().collect();
+    let missing: Vec<String> =
+        [inputs.as_ref().err().map(ToString::to_string), engine.err().map(|failure| failure.to_string())]
+            .into_iter()
+            .flatten()
+            .collect();
     plan["missing"] = json!(missing);
     let mut text = String::new();
     for (key, value) in plan.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()) {

@@ -32,7 +32,9 @@ pub fn document(wire: &Wire, components: &[Component], created: &str) -> Value {
         "checksums": [{"algorithm": "SHA256", "checksumValue": digest}], "primaryPackagePurpose": "CONTAINER",
     });
     let mut packages = vec![image];
-    let mut relationships = vec![json!({"spdxElementId": "SPDXRef-DOCUMENT", "relationshipType": "DESCRIBES", "relatedSpdxElement": "SPDXRef-image"})];
+    let mut relationships = vec![
+        json!({"spdxElementId": "SPDXRef-DOCUMENT", "relationshipType": "DESCRIBES", "relatedSpdxElement": "SPDXRef-image"}),
+    ];
     for (index, component) in components.iter().enumerate() {
         let id = format!("SPDXRef-package-{index}");
         let mut package = json!({
@@ -64,7 +66,12 @@ pub fn crates(lock: &str) -> Vec<Component> {
             block.lines().find_map(|line| line.strip_prefix(&start)?.strip_suffix('"')).map(str::to_owned)
         };
         if let (Some(name), Some(version), Some(_)) = (field("name"), field("version"), field("source")) {
-            found.push(Component { purl: format!("pkg:cargo/{name}@{}", version.replace('+', "%2B")), sha256: field("checksum"), name, version });
+            found.push(Component {
+                purl: format!("pkg:cargo/{name}@{}", version.replace('+', "%2B")),
+                sha256: field("checksum"),
+                name,
+                version,
+            });
         }
     }
     found
@@ -74,12 +81,21 @@ pub fn crates(lock: &str) -> Vec<Component> {
 pub fn debian(status: &str) -> Vec<Component> {
     let mut found = Vec::new();
     for block in status.split("\n\n") {
-        let fields: BTreeMap<&str, &str> = block.lines().filter(|line| !line.starts_with(' ')).filter_map(|line| line.split_once(": ")).collect();
+        let fields: BTreeMap<&str, &str> = block
+            .lines()
+            .filter(|line| !line.starts_with(' '))
+            .filter_map(|line| line.split_once(": "))
+            .collect();
         let installed = fields.get("Status").is_some_and(|status| status.ends_with(" installed"));
         if let (true, Some(name), Some(version)) = (installed, fields.get("Package"), fields.get("Version")) {
             let arch = fields.get("Architecture").unwrap_or(&"all");
             let encoded = version.replace('+', "%2B").replace(':', "%3A").replace('~', "~");
-            found.push(Component { name: (*name).into(), version: (*version).into(), purl: format!("pkg:deb/debian/{name}@{encoded}?arch={arch}"), sha256: None });
+            found.push(Component {
+                name: (*name).into(),
+                version: (*version).into(),
+                purl: format!("pkg:deb/debian/{name}@{encoded}?arch={arch}"),
+                sha256: None,
+            });
         }
     }
     found
@@ -89,5 +105,10 @@ pub fn debian(status: &str) -> Vec<Component> {
 pub fn wheel(lock: &Lock) -> Option<Component> {
     let wheel = lock.wheel.as_ref()?;
     let (name, version) = wheel.requirement.split_once("==")?;
-    Some(Component { name: name.into(), version: version.into(), purl: format!("pkg:pypi/{name}@{version}"), sha256: Some(wheel.sha256.clone()) })
+    Some(Component {
+        name: name.into(),
+        version: version.into(),
+        purl: format!("pkg:pypi/{name}@{version}"),
+        sha256: Some(wheel.sha256.clone()),
+    })
 }

@@ -57,15 +57,20 @@ pub fn preflight(engine: &Engine, dockerfile: &Path, builder: Builder) -> Result
     let has_buildkit = !engine.podman && version(&engine.api) >= (1, 39);
     match (builder, features.first()) {
         (Builder::Classic, Some((line, feature))) if !engine.podman => {
-            let failure = Failure::new(Class::Engine, format!("{}:{line} uses {feature}", dockerfile.display()));
+            let failure =
+                Failure::new(Class::Engine, format!("{}:{line} uses {feature}", dockerfile.display()));
             Err(failure.why("the classic builder does not know it").next("build without --builder classic"))
         }
         (Builder::Buildkit | Builder::Auto, Some((line, feature))) if !has_buildkit && !engine.podman => {
-            let failure = Failure::new(Class::Engine, format!("{}:{line} uses {feature}", dockerfile.display()));
-            Err(failure.why(format!("engine {} (API {}) has no BuildKit", engine.version, engine.api)).next("use Docker 18.09 or newer"))
+            let failure =
+                Failure::new(Class::Engine, format!("{}:{line} uses {feature}", dockerfile.display()));
+            Err(failure
+                .why(format!("engine {} (API {}) has no BuildKit", engine.version, engine.api))
+                .next("use Docker 18.09 or newer"))
         }
         (Builder::Buildkit, _) if !has_buildkit => {
-            Err(Failure::new(Class::Engine, format!("engine {} has no BuildKit", engine.version)).next("build without --builder buildkit"))
+            Err(Failure::new(Class::Engine, format!("engine {} has no BuildKit", engine.version))
+                .next("build without --builder buildkit"))
         }
         (Builder::Auto, None) if !has_buildkit => Ok(Builder::Classic),
         (Builder::Auto, Some(_)) if engine.podman => Ok(Builder::Classic),
@@ -82,7 +87,13 @@ pub fn version(text: &str) -> (u32, u32) {
 
 /// Builds; returns the image's id. The caller's Ctrl-C drops this future, which ends the build in the
 /// engine and removes its containers.
-pub async fn build(engine: &Engine, context: &Context, request: &Request, log: &Path, quiet: bool) -> Result<String> {
+pub async fn build(
+    engine: &Engine,
+    context: &Context,
+    request: &Request,
+    log: &Path,
+    quiet: bool,
+) -> Result<String> {
     let mut follower = Follower::new(log, quiet)?;
     let first = if request.builder == Builder::Classic { Builder::Classic } else { Builder::Buildkit };
     match attempt(engine, context.clone(), request, first, &mut follower).await {
@@ -92,7 +103,9 @@ pub async fn build(engine: &Engine, context: &Context, request: &Request, log: &
                 eprintln!("BuildKit did not work here ({why}); using the classic builder");
             }
             let mut follower = Follower::new(log, quiet)?;
-            attempt(engine, context.clone(), request, Builder::Classic, &mut follower).await.map_err(|stopped| stopped.into_failure(&mut follower, request))
+            attempt(engine, context.clone(), request, Builder::Classic, &mut follower)
+                .await
+                .map_err(|stopped| stopped.into_failure(&mut follower, request))
         }
         other => other.map_err(|stopped| stopped.into_failure(&mut follower, request)),
     }
@@ -116,15 +129,35 @@ impl Stopped {
             }
             Self::Engine(says) => follower.failure(&says),
             Self::Session(says) => {
-                let bases: Vec<&str> = request.args.iter().filter(|(name, _)| name.contains("IMAGE")).map(|(_, value)| value.as_str()).collect();
-                let failure = follower.failure(&format!("BuildKit's session failed: {says} (base images: {})", bases.join(", ")));
-                Failure { next: format!("{}; build with --builder classic if the Dockerfile allows it", failure.next), ..failure }
+                let bases: Vec<&str> = request
+                    .args
+                    .iter()
+                    .filter(|(name, _)| name.contains("IMAGE"))
+                    .map(|(_, value)| value.as_str())
+                    .collect();
+                let failure = follower.failure(&format!(
+                    "BuildKit's session failed: {says} (base images: {})",
+                    bases.join(", ")
+                ));
+                Failure {
+                    next: format!(
+                        "{}; build with --builder classic if the Dockerfile allows it",
+                        failure.next
+                    ),
+                    ..failure
+                }
             }
         }
     }
 }
 
-async fn attempt(engine: &Engine, context: Context, request: &Request, builder: Builder, follower: &mut Follower) -> Result<String, Stopped> {
+async fn attempt(
+    engine: &Engine,
+    context: Context,
+    request: &Request,
+    builder: Builder,
+    follower: &mut Follower,
+) -> Result<String, Stopped> {
     let mut options = BuildImageOptionsBuilder::default()
         .dockerfile(&request.dockerfile)
         .t(&request.tag)
@@ -143,11 +176,13 @@ async fn attempt(engine: &Engine, context: Context, request: &Request, builder: 
         options = options.version(BuilderVersion::BuilderBuildKit).session(&unique());
     }
     let (body, producer) = stream::produce(move |chunks| context.write(chunks));
-    let mut messages = std::pin::pin!(engine.docker.build_image(options.build(), None, Some(body_try_stream(body))));
+    let mut messages =
+        std::pin::pin!(engine.docker.build_image(options.build(), None, Some(body_try_stream(body))));
     loop {
         let message = tokio::time::timeout(request.idle, messages.next()).await.map_err(|_| {
             let minutes = request.idle.as_secs() / 60;
-            let failure = Failure::new(Class::Engine, format!("the build gave no sign of life for {minutes} minutes"));
+            let failure =
+                Failure::new(Class::Engine, format!("the build gave no sign of life for {minutes} minutes"));
             Stopped::Other(failure.next("look at the engine's log; a longer limit: --idle-minutes"))
         })?;
         match message {
@@ -163,7 +198,10 @@ async fn attempt(engine: &Engine, context: Context, request: &Request, builder: 
     // A stream that ends without an image is a failure, whatever it said before.
     match engine.docker.inspect_image(&request.tag).await {
         Ok(image) => image.id.ok_or_else(|| Stopped::Engine("the engine reports no image id".into())),
-        Err(error) => Err(Stopped::Engine(format!("the build ended without an image: {}", super::engine::root_cause(&error)))),
+        Err(error) => Err(Stopped::Engine(format!(
+            "the build ended without an image: {}",
+            super::engine::root_cause(&error)
+        ))),
     }
 }
 
@@ -172,7 +210,9 @@ async fn classify(error: Error, producer: tokio::task::JoinHandle<Result<()>>, b
         Error::DockerStreamError { error } => error,
         Error::DockerResponseServerError { message, .. } => message,
         // The engine's words were not understood: not the build's fault, and the other builder may do.
-        Error::JsonDataError { message, .. } if builder == Builder::Buildkit => return Stopped::Session(format!("a message of the engine cannot be read: {message}")),
+        Error::JsonDataError { message, .. } if builder == Builder::Buildkit => {
+            return Stopped::Session(format!("a message of the engine cannot be read: {message}"));
+        }
         other => {
             if let Ok(Ok(Err(failure))) = tokio::time::timeout(Duration::from_secs(5), producer).await {
                 return Stopped::Other(failure);
@@ -180,7 +220,9 @@ async fn classify(error: Error, producer: tokio::task::JoinHandle<Result<()>>, b
             super::engine::root_cause(&other)
         }
     };
-    let session = ["no active session", "session healthcheck", "context deadline exceeded"].iter().any(|mark| text.contains(mark));
+    let session = ["no active session", "session healthcheck", "context deadline exceeded"]
+        .iter()
+        .any(|mark| text.contains(mark));
     if session && builder == Builder::Buildkit { Stopped::Session(text) } else { Stopped::Engine(text) }
 }
 

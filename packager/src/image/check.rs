@@ -6,7 +6,10 @@ use std::{collections::HashMap, fs, path::Path};
 use bollard::{
     body_try_stream,
     models::{ContainerCreateBody, HostConfig},
-    query_parameters::{CreateContainerOptionsBuilder, ImportImageOptions, ListContainersOptionsBuilder, LogsOptionsBuilder, RemoveContainerOptionsBuilder, RemoveImageOptionsBuilder},
+    query_parameters::{
+        CreateContainerOptionsBuilder, ImportImageOptions, ListContainersOptionsBuilder, LogsOptionsBuilder,
+        RemoveContainerOptionsBuilder, RemoveImageOptionsBuilder,
+    },
 };
 use futures_util::StreamExt as _;
 
@@ -36,11 +39,17 @@ pub async fn load(engine: &Engine, layout: &Path) -> Result<()> {
         }
         tar.finish().at("send", &dir)
     });
-    let mut messages = std::pin::pin!(engine.docker.import_image(ImportImageOptions::default(), body_try_stream(body), None));
+    let mut messages = std::pin::pin!(engine.docker.import_image(
+        ImportImageOptions::default(),
+        body_try_stream(body),
+        None
+    ));
     loop {
         let what = "the image could not be loaded into the engine";
         let next = tokio::time::timeout(stream::IDLE, messages.next()).await;
-        let next = next.map_err(|_| Failure::new(Class::Engine, what).why(format!("no message came for {} s", stream::IDLE.as_secs())))?;
+        let next = next.map_err(|_| {
+            Failure::new(Class::Engine, what).why(format!("no message came for {} s", stream::IDLE.as_secs()))
+        })?;
         match next {
             None => break,
             Some(Ok(_)) => {}
@@ -77,7 +86,11 @@ pub async fn run(engine: &Engine, image: &str, command: &[String], run: &str) ->
     };
     let name = format!("packager-check-{}", super::build::unique());
     let options = CreateContainerOptionsBuilder::default().name(&name).build();
-    engine.docker.create_container(Some(options), body).await.map_err(|error| engine.failed(what(), &error))?;
+    engine
+        .docker
+        .create_container(Some(options), body)
+        .await
+        .map_err(|error| engine.failed(what(), &error))?;
     let result = watch(engine, &name).await;
     remove_container(engine, &name).await;
     let (code, output) = result.map_err(|error| engine.failed(what(), &error))?;
@@ -85,7 +98,8 @@ pub async fn run(engine: &Engine, image: &str, command: &[String], run: &str) ->
         return Ok(output);
     }
     let last: Vec<&str> = output.lines().rev().take(20).collect::<Vec<_>>().into_iter().rev().collect();
-    let failure = Failure::new(Class::Engine, what()).why(format!("exit code {code}\n  {}", last.join("\n  ")));
+    let failure =
+        Failure::new(Class::Engine, what()).why(format!("exit code {code}\n  {}", last.join("\n  ")));
     Err(failure.next("the image works for root on this machine only, or is incomplete; run it as shown with --user 54321:54321 --read-only"))
 }
 

@@ -32,7 +32,13 @@ pub struct Context {
 impl Context {
     /// Collects the context. `code` is the staged tree; `ca` a bundle of certificates for the builder
     /// stage. The rules of staging hold for every path: secrets are refused, drops are listed.
-    pub fn new(build: &Build, root: &Path, code: &Path, ca: Option<&Path>, epoch: u64) -> Result<(Self, Vec<Dropped>)> {
+    pub fn new(
+        build: &Build,
+        root: &Path,
+        code: &Path,
+        ca: Option<&Path>,
+        epoch: u64,
+    ) -> Result<(Self, Vec<Dropped>)> {
         let (mut items, mut dropped) = (Items::new(), Vec::new());
         collect(root, &build.context, &mut items, &mut dropped)?;
         collect(root, std::slice::from_ref(&build.dockerfile), &mut items, &mut dropped)?;
@@ -43,7 +49,10 @@ impl Context {
         items.extend(staged.into_iter().map(|(path, item)| (format!("{place}/{path}"), item)));
         if let Some(ca) = ca {
             let meta = fs::metadata(ca).at("read the certificates", ca)?;
-            items.insert(CA.into(), Item { source: ca.to_path_buf(), size: meta.len(), class: FileType::File(false) });
+            items.insert(
+                CA.into(),
+                Item { source: ca.to_path_buf(), size: meta.len(), class: FileType::File(false) },
+            );
         }
         Ok((Self { items, epoch }, dropped))
     }
@@ -60,7 +69,9 @@ impl Context {
         state.update("build context v1\n");
         for (path, item) in self.items.iter().filter(|(path, _)| *path != CA) {
             let (class, content) = match item.class {
-                FileType::File(executable) => (if executable { b'x' } else { b'f' }, files::sha256_file(&item.source)?.0),
+                FileType::File(executable) => {
+                    (if executable { b'x' } else { b'f' }, files::sha256_file(&item.source)?.0)
+                }
                 _ => (b'd', String::new()),
             };
             state.update((path.len() as u64).to_le_bytes());
@@ -74,7 +85,12 @@ impl Context {
     /// Digest of the files below one directory of the context, as for the whole.
     pub fn part(&self, directory: &str) -> Result<Option<String>> {
         let start = format!("{directory}/");
-        let items: Items = self.items.iter().filter(|(path, _)| path.starts_with(&start)).map(|(p, i)| (p.clone(), i.clone())).collect();
+        let items: Items = self
+            .items
+            .iter()
+            .filter(|(path, _)| path.starts_with(&start))
+            .map(|(p, i)| (p.clone(), i.clone()))
+            .collect();
         if items.is_empty() { Ok(None) } else { Self { items, epoch: self.epoch }.digest().map(Some) }
     }
 

@@ -15,17 +15,29 @@ pub fn buildkit_features(text: &str) -> Vec<(usize, &'static str)> {
         }
         let word = trimmed.split_whitespace().next().unwrap_or_default().to_uppercase();
         let starts = |name: &str| word == name && !continued;
-        let flag = |name: &str| trimmed.split_whitespace().skip(1).take_while(|word| word.starts_with("--")).any(|word| word.starts_with(name));
+        let flag = |name: &str| {
+            trimmed
+                .split_whitespace()
+                .skip(1)
+                .take_while(|word| word.starts_with("--"))
+                .any(|word| word.starts_with(name))
+        };
         if starts("RUN") && flag("--mount") {
             found.push((index + 1, "RUN --mount"));
         }
         if starts("RUN") && (flag("--network") || flag("--security")) {
             found.push((index + 1, "RUN --network or --security"));
         }
-        if (starts("COPY") || starts("ADD")) && (flag("--link") || flag("--chmod") || flag("--parents") || flag("--exclude")) {
+        if (starts("COPY") || starts("ADD"))
+            && (flag("--link") || flag("--chmod") || flag("--parents") || flag("--exclude"))
+        {
             found.push((index + 1, "COPY or ADD with --link, --chmod, --parents or --exclude"));
         }
-        if (starts("RUN") || starts("COPY")) && trimmed.split_whitespace().any(|word| word.len() > 2 && word.starts_with("<<") && !word.starts_with("<<<")) {
+        if (starts("RUN") || starts("COPY"))
+            && trimmed
+                .split_whitespace()
+                .any(|word| word.len() > 2 && word.starts_with("<<") && !word.starts_with("<<<"))
+        {
             found.push((index + 1, "a here-document"));
         }
         continued = trimmed.trim_end().ends_with('\\');

@@ -47,7 +47,10 @@ impl Follower {
     /// `quiet`: only the log file is written.
     pub fn new(log_path: &Path, quiet: bool) -> Result<Self> {
         let terminal = !quiet && console_is_terminal();
-        let bar = ProgressBar::with_draw_target(None, if terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() });
+        let bar = ProgressBar::with_draw_target(
+            None,
+            if terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() },
+        );
         if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {wide_msg}") {
             bar.set_style(style);
         }
@@ -72,7 +75,10 @@ impl Follower {
             Some(BuildInfoAux::Default(image)) => self.image = image.id.or(self.image.take()),
             Some(BuildInfoAux::BuildKit(status)) => {
                 for vertex in status.vertexes {
-                    self.step(&vertex.digest, &vertex.name);
+                    // All steps are listed at once; one is news when it starts.
+                    if vertex.started.is_some() {
+                        self.step(&vertex.digest, &vertex.name);
+                    }
                     let step = self.steps.entry(vertex.digest).or_default();
                     step.done |= vertex.completed.is_some();
                     if !vertex.error.is_empty() && !vertex.error.contains("context canceled") {
@@ -86,7 +92,9 @@ impl Follower {
             None => {}
         }
         if let Some(text) = info.stream {
-            if let Some(name) = text.strip_prefix("Step ").filter(|rest| rest.starts_with(|c: char| c.is_ascii_digit())) {
+            if let Some(name) =
+                text.strip_prefix("Step ").filter(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+            {
                 let key = format!("{:06}", self.steps.len());
                 self.step(&key, name.trim());
                 self.current = key;
@@ -109,7 +117,8 @@ impl Follower {
         name.clone_into(&mut step.name);
         step.number = number;
         let _ = writeln!(self.log, "[{:7.1} s] step {name}", self.started.elapsed().as_secs_f64());
-        self.say(name);
+        let shown: String = name.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(110).collect();
+        self.say(&shown);
     }
 
     fn say(&self, text: &str) {
@@ -149,18 +158,36 @@ impl Follower {
     pub fn failure(&mut self, engine_says: &str) -> Failure {
         self.finish();
         let failed = self.steps.values().filter(|step| step.failed.is_some()).max_by_key(|step| step.number);
-        let step = failed.or_else(|| self.steps.get(&self.current)).or_else(|| self.steps.values().max_by_key(|step| step.number));
+        let step = failed
+            .or_else(|| self.steps.get(&self.current))
+            .or_else(|| self.steps.values().max_by_key(|step| step.number));
         let says = strip_escapes(step.and_then(|step| step.failed.as_deref()).unwrap_or(engine_says));
-        let says = if exit_code(&says).is_some() || exit_code(engine_says).is_none() { says } else { strip_escapes(engine_says) };
-        let name = step.map_or_else(|| "before its first step".to_owned(), |step| format!("in step {}", step.name));
+        let says = if exit_code(&says).is_some() || exit_code(engine_says).is_none() {
+            says
+        } else {
+            strip_escapes(engine_says)
+        };
+        let name =
+            step.map_or_else(|| "before its first step".to_owned(), |step| format!("in step {}", step.name));
         let mut why = says.trim().to_owned();
         if let Some(code) = exit_code(&why) {
             why = format!("exit code {code}\n  {why}");
         }
-        let last = step.map(|step| step.last.iter().cloned().chain(std::iter::once(strip_escapes(&step.partial))).collect::<Vec<_>>()).unwrap_or_default();
+        let last = step
+            .map(|step| {
+                step.last
+                    .iter()
+                    .cloned()
+                    .chain(std::iter::once(strip_escapes(&step.partial)))
+                    .collect::<Vec<_>>()
+            })
+            .unwrap_or_default();
         let last: Vec<String> = last.into_iter().filter(|line| !line.trim().is_empty()).collect();
         if !last.is_empty() {
-            why = format!("{why}\n  last lines of the step:\n    {}", last[last.len().saturating_sub(20)..].join("\n    "));
+            why = format!(
+                "{why}\n  last lines of the step:\n    {}",
+                last[last.len().saturating_sub(20)..].join("\n    ")
+            );
         }
         let class = if why.contains("no space left on device") { Class::Disk } else { Class::Engine };
         let failure = Failure::new(class, format!("the image build failed {name}")).why(why);
@@ -174,7 +201,9 @@ fn console_is_terminal() -> bool {
 
 /// The code in "returned a non-zero code: 17" (classic) or "exit code: 17" (BuildKit).
 fn exit_code(text: &str) -> Option<u32> {
-    let digits = ["non-zero code: ", "exit code: "].iter().find_map(|mark| text.rsplit_once(mark).map(|(_, rest)| rest))?;
+    let digits = ["non-zero code: ", "exit code: "]
+        .iter()
+        .find_map(|mark| text.rsplit_once(mark).map(|(_, rest)| rest))?;
     digits.chars().take_while(char::is_ascii_digit).collect::<String>().parse().ok()
 }
 

@@ -19,21 +19,29 @@ pub const IDLE: Duration = Duration::from_secs(600);
 
 /// Runs `write` on another thread; what it writes comes out of the stream. Its own result says what went
 /// wrong: the error that the HTTP client shows hides the cause.
-pub fn produce<F>(write: F) -> (impl Stream<Item = io::Result<Bytes>> + Send + 'static, JoinHandle<Result<()>>)
+pub fn produce<F>(
+    write: F,
+) -> (impl Stream<Item = io::Result<Bytes>> + Send + 'static, JoinHandle<Result<()>>)
 where
     F: FnOnce(&mut Chunks) -> Result<()> + Send + 'static,
 {
     let (sender, receiver) = mpsc::channel(8);
     let task = tokio::task::spawn_blocking(move || {
         let mut chunks = Chunks { sender: sender.clone(), buffer: Vec::with_capacity(CHUNK) };
-        let result = write(&mut chunks).and_then(|()| chunks.flush().map_err(|error| Failure::new(Class::Engine, "cannot send to the engine").why(error)));
+        let result = write(&mut chunks).and_then(|()| {
+            chunks
+                .flush()
+                .map_err(|error| Failure::new(Class::Engine, "cannot send to the engine").why(error))
+        });
         if let Err(failure) = &result {
             // Without this the engine would take the cut archive for a whole one.
             let _ = sender.blocking_send(Err(io::Error::other(failure.to_string())));
         }
         result
     });
-    let stream = futures_util::stream::unfold(receiver, |mut receiver| async move { receiver.recv().await.map(|item| (item, receiver)) });
+    let stream = futures_util::stream::unfold(receiver, |mut receiver| async move {
+        receiver.recv().await.map(|item| (item, receiver))
+    });
     (stream, task)
 }
 
@@ -57,7 +65,9 @@ impl Write for Chunks {
             return Ok(());
         }
         let chunk = std::mem::replace(&mut self.buffer, Vec::with_capacity(CHUNK));
-        self.sender.blocking_send(Ok(chunk.into())).map_err(|_| io::Error::other("the engine stopped reading"))
+        self.sender
+            .blocking_send(Ok(chunk.into()))
+            .map_err(|_| io::Error::other("the engine stopped reading"))
     }
 }
 
@@ -73,7 +83,8 @@ where
     let task = tokio::task::spawn_blocking(move || read(Source { receiver, chunk: Bytes::new() }));
     let mut stream = std::pin::pin!(stream);
     loop {
-        let failed = |why: String| Failure::new(Class::Engine, "the image could not be read from the engine").why(why);
+        let failed =
+            |why: String| Failure::new(Class::Engine, "the image could not be read from the engine").why(why);
         let next = tokio::time::timeout(IDLE, stream.next()).await;
         match next.map_err(|_| failed(format!("no byte came for {} s", IDLE.as_secs())))? {
             None => break,

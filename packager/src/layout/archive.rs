@@ -52,7 +52,8 @@ impl Archive {
                 std::io::copy(&mut entry, &mut file).at("write", &path)?;
                 files.insert(name, path);
             } else if kind.is_symlink() || kind.is_hard_link() {
-                let target = entry.link_name().map_err(broken)?.unwrap_or_default().to_string_lossy().into_owned();
+                let target =
+                    entry.link_name().map_err(broken)?.unwrap_or_default().to_string_lossy().into_owned();
                 let target = if kind.is_hard_link() { clean(&target) } else { beside(&name, &target) };
                 links.insert(name, target);
             }
@@ -94,7 +95,10 @@ impl Archive {
         let image = &manifest[0];
         let config = image["Config"].as_str().ok_or_else(|| broken("manifest.json names no Config"))?;
         let layers = image["Layers"].as_array().ok_or_else(|| broken("manifest.json lists no Layers"))?;
-        let layers = layers.iter().map(|layer| self.file(layer.as_str().unwrap_or_default()).map(Path::to_path_buf)).collect::<Result<_>>()?;
+        let layers = layers
+            .iter()
+            .map(|layer| self.file(layer.as_str().unwrap_or_default()).map(Path::to_path_buf))
+            .collect::<Result<_>>()?;
         Ok(Image { config: self.bytes(config)?, layers })
     }
 
@@ -112,7 +116,10 @@ impl Archive {
             return self.by_index(&document, depth + 1);
         }
         let layers = document["layers"].as_array().ok_or_else(|| broken("a manifest without layers"))?;
-        let layers = layers.iter().map(|layer| self.file(&blob(layer)?).map(Path::to_path_buf)).collect::<Result<_>>()?;
+        let layers = layers
+            .iter()
+            .map(|layer| self.file(&blob(layer)?).map(Path::to_path_buf))
+            .collect::<Result<_>>()?;
         Ok(Image { config: self.bytes(&blob(&document["config"])?)?, layers })
     }
 }

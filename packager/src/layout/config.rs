@@ -7,8 +7,20 @@ use crate::error::{Class, Failure, Result};
 
 /// Keys of `config` that mean something to whoever runs the image.
 const RUN_KEYS: [&str; 14] = [
-    "User", "ExposedPorts", "Env", "Entrypoint", "Cmd", "Volumes", "WorkingDir", "Labels", "StopSignal", "StopTimeout",
-    "Healthcheck", "Shell", "OnBuild", "ArgsEscaped",
+    "User",
+    "ExposedPorts",
+    "Env",
+    "Entrypoint",
+    "Cmd",
+    "Volumes",
+    "WorkingDir",
+    "Labels",
+    "StopSignal",
+    "StopTimeout",
+    "Healthcheck",
+    "Shell",
+    "OnBuild",
+    "ArgsEscaped",
 ];
 
 /// The normalised configuration for layers with these digests ("sha256:…").

@@ -26,7 +26,9 @@ pub fn open(path: &Path) -> Result<Box<dyn Read>> {
     file.rewind().at("read", path)?;
     if count == 4 && magic == ZSTD {
         let failure = Failure::new(Class::Engine, "a layer of the export is compressed with zstd");
-        return Err(failure.why("not every engine loads such layers").next("export it with gzip, or turn zstd off in the builder"));
+        return Err(failure
+            .why("not every engine loads such layers")
+            .next("export it with gzip, or turn zstd off in the builder"));
     }
     let reader = BufReader::with_capacity(1 << 16, file);
     Ok(if magic[..2] == GZIP { Box::new(GzDecoder::new(reader)) } else { Box::new(reader) })
@@ -78,7 +80,9 @@ fn index(path: &Path) -> Result<Vec<Entry>> {
         if let Some(extensions) = entry.pax_extensions().at("read", path)? {
             for extension in extensions {
                 let extension = extension.at("read", path)?;
-                if let Ok(key) = extension.key() && key.starts_with("SCHILY.xattr.") {
+                if let Ok(key) = extension.key()
+                    && key.starts_with("SCHILY.xattr.")
+                {
                     attributes.insert(key.to_owned(), extension.value_bytes().to_vec());
                 }
             }
@@ -101,7 +105,10 @@ fn index(path: &Path) -> Result<Vec<Entry>> {
 }
 
 fn parts(path: &[u8]) -> Vec<Vec<u8>> {
-    path.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".").map(<[u8]>::to_vec).collect()
+    path.split(|byte| *byte == b'/')
+        .filter(|part| !part.is_empty() && *part != b".")
+        .map(<[u8]>::to_vec)
+        .collect()
 }
 
 fn write(entries: &[Entry], source: &Path, writer: impl Write, epoch: u64) -> std::io::Result<()> {
@@ -111,7 +118,9 @@ fn write(entries: &[Entry], source: &Path, writer: impl Write, epoch: u64) -> st
     let mut tar = Builder::new(writer);
     for entry in entries {
         if !entry.attributes.is_empty() {
-            tar.append_pax_extensions(entry.attributes.iter().map(|(key, value)| (key.as_str(), value.as_slice())))?;
+            tar.append_pax_extensions(
+                entry.attributes.iter().map(|(key, value)| (key.as_str(), value.as_slice())),
+            )?;
         }
         let old = &entry.header;
         let mut header = Header::new_gnu();

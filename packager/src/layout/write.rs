@@ -31,7 +31,10 @@ pub fn write(image: &Image, base: &[String], name: &str, epoch: u64, out: &Path)
     let (mut descriptors, mut diff_ids, mut sizes) = (Vec::new(), Vec::new(), Vec::new());
     let mut base_layers = 0;
     for (index, layer) in image.layers.iter().enumerate() {
-        let is_base = base_layers == index && base.get(index).is_some_and(|id| diff_id(layer).is_ok_and(|found| *id == format!("sha256:{found}")));
+        let is_base = base_layers == index
+            && base
+                .get(index)
+                .is_some_and(|id| diff_id(layer).is_ok_and(|found| *id == format!("sha256:{found}")));
         let partial = out.join("layer.partial");
         let blob = if is_base {
             base_layers += 1;
@@ -41,7 +44,9 @@ pub fn write(image: &Image, base: &[String], name: &str, epoch: u64, out: &Path)
         };
         let path = blobs.join(&blob.digest);
         fs::rename(&partial, &path).at("write", &path)?;
-        descriptors.push(json!({"mediaType": LAYER, "digest": format!("sha256:{}", blob.digest), "size": blob.size}));
+        descriptors.push(
+            json!({"mediaType": LAYER, "digest": format!("sha256:{}", blob.digest), "size": blob.size}),
+        );
         diff_ids.push(format!("sha256:{}", blob.diff));
         sizes.push(blob.unpacked);
     }
@@ -50,7 +55,13 @@ pub fn write(image: &Image, base: &[String], name: &str, epoch: u64, out: &Path)
     let manifest = json!({"schemaVersion": 2, "mediaType": MANIFEST, "config": config_descriptor, "layers": descriptors});
     let manifest = serde_json::to_vec(&manifest).expect("plain data");
     let digest = put(&blobs, &manifest)?;
-    let identity = Identity { config: text(&config_descriptor["digest"]), manifest: digest.clone(), diff_ids, sizes, base_layers };
+    let identity = Identity {
+        config: text(&config_descriptor["digest"]),
+        manifest: digest.clone(),
+        diff_ids,
+        sizes,
+        base_layers,
+    };
     let tag = identity.tag(name);
     let entry = |annotations: Value| {
         let mut entry = descriptor(MANIFEST, &digest, manifest.len());
@@ -61,10 +72,16 @@ pub fn write(image: &Image, base: &[String], name: &str, epoch: u64, out: &Path)
         entry(json!({"org.opencontainers.image.ref.name": "latest"})),
         entry(json!({"io.containerd.image.name": format!("docker.io/{tag}"), "org.opencontainers.image.ref.name": identity.short()})),
     ]});
-    let blob_path = |descriptor: &Value| format!("blobs/sha256/{}", text(&descriptor["digest"]).trim_start_matches("sha256:"));
+    let blob_path = |descriptor: &Value| {
+        format!("blobs/sha256/{}", text(&descriptor["digest"]).trim_start_matches("sha256:"))
+    };
     let layers: Vec<String> = descriptors.iter().map(blob_path).collect();
     let loaded = json!([{"Config": blob_path(&config_descriptor), "RepoTags": [tag], "Layers": layers}]);
-    for (file, value) in [("index.json", index), ("manifest.json", loaded), ("oci-layout", json!({"imageLayoutVersion": "1.0.0"}))] {
+    for (file, value) in [
+        ("index.json", index),
+        ("manifest.json", loaded),
+        ("oci-layout", json!({"imageLayoutVersion": "1.0.0"})),
+    ] {
         let path = out.join(file);
         fs::write(&path, serde_json::to_vec(&value).expect("plain data")).at("write", &path)?;
     }
@@ -88,6 +105,9 @@ fn put(blobs: &Path, bytes: &[u8]) -> Result<String> {
 
 /// Seconds since 1970 as RFC 3339.
 pub fn timestamp(seconds: u64) -> String {
-    let time = i64::try_from(seconds).ok().and_then(|seconds| chrono::DateTime::from_timestamp(seconds, 0)).unwrap_or_default();
+    let time = i64::try_from(seconds)
+        .ok()
+        .and_then(|seconds| chrono::DateTime::from_timestamp(seconds, 0))
+        .unwrap_or_default();
     time.format("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

@@ -74,10 +74,16 @@ pub struct Inputs {
 impl Inputs {
     /// Stages the code to `code` and gathers the rest. Without an engine the base images are those of the
     /// lock, which is enough to tell that nothing changed.
-    pub async fn gather(loaded: &Loaded, options: &Options, engine: Option<&Engine>, code: &Path) -> Result<Self> {
+    pub async fn gather(
+        loaded: &Loaded,
+        options: &Options,
+        engine: Option<&Engine>,
+        code: &Path,
+    ) -> Result<Self> {
         let manifest = &loaded.manifest;
         let build = manifest.build.clone().ok_or_else(|| {
-            let failure = Failure::new(Class::Manifest, format!("{} has no build section", loaded.path.display()));
+            let failure =
+                Failure::new(Class::Manifest, format!("{} has no build section", loaded.path.display()));
             failure.next("name the Dockerfile and its context under `build`; see `packager help manifest`")
         })?;
         let root = loaded.dir.join(&build.root);
@@ -87,14 +93,21 @@ impl Inputs {
         let digests = digest::digest(code)?;
         let epoch = epoch(&loaded.dir)?;
         let (context, more) = Context::new(&build, &root, code, options.ca.as_deref(), epoch)?;
-        let dropped: Vec<String> = dropped.into_iter().chain(more).map(|drop| format!("{} ({})", drop.path, drop.pattern)).collect();
+        let dropped: Vec<String> =
+            dropped.into_iter().chain(more).map(|drop| format!("{} ({})", drop.path, drop.pattern)).collect();
 
         let (mut base_layers, mut args) = (Vec::new(), build.args.clone());
         for (argument, name) in &build.base_images {
             let wanted = options.base_images.get(argument).cloned();
-            let pin = lock.base_images.get(argument).cloned().filter(|pin| wanted.as_ref().is_none_or(|wanted| *wanted == pin.name));
+            let pin = lock
+                .base_images
+                .get(argument)
+                .cloned()
+                .filter(|pin| wanted.as_ref().is_none_or(|wanted| *wanted == pin.name));
             let pin = base_image(engine, wanted.as_ref().unwrap_or(name), pin, &mut unpinned).await?;
-            if let Some(engine) = engine && argument == "BASE_IMAGE" {
+            if let Some(engine) = engine
+                && argument == "BASE_IMAGE"
+            {
                 let image = engine.docker.inspect_image(&reference(&pin)).await.ok();
                 base_layers = image.and_then(|image| image.root_fs?.layers).unwrap_or_default();
             }
@@ -103,15 +116,21 @@ impl Inputs {
         }
         args.extend(options.args.clone());
         for (name, value) in &args {
-            if let Some(what) = crate::secret::find(value.as_bytes()).map(|found| found.what).or_else(|| crate::secret::named(name, value)) {
-                let failure = Failure::new(Class::Usage, format!("build argument {name} is {what}")).why("build arguments stay in the image's history");
+            if let Some(what) = crate::secret::find(value.as_bytes())
+                .map(|found| found.what)
+                .or_else(|| crate::secret::named(name, value))
+            {
+                let failure = Failure::new(Class::Usage, format!("build argument {name} is {what}"))
+                    .why("build arguments stay in the image's history");
                 return Err(failure.next("pass secrets as BuildKit secret mounts"));
             }
         }
-        let cargo_lock = build.context.iter().any(|path| path.0 == "Cargo.lock").then(|| root.join("Cargo.lock"));
+        let cargo_lock =
+            build.context.iter().any(|path| path.0 == "Cargo.lock").then(|| root.join("Cargo.lock"));
         let crates = cargo_lock.map(|path| fs::read_to_string(&path).at("read", &path)).transpose()?;
         let dockerfile = root.join(&build.dockerfile.0);
-        let builder = engine.map_or(Ok(options.builder), |engine| preflight(engine, &dockerfile, options.builder))?;
+        let builder =
+            engine.map_or(Ok(options.builder), |engine| preflight(engine, &dockerfile, options.builder))?;
 
         // Labels come from the wire manifest, which does not know the image yet; no label names it.
         let facts = Facts {
@@ -120,7 +139,10 @@ impl Inputs {
             tt_metal_version: String::new(),
             revisions: Vec::new(),
             created_at: String::new(),
-            built: json!({"repo": manifest.repo, "tt_metal": tt_metal(loaded, &lock)}).as_object().cloned().unwrap_or_default(),
+            built: json!({"repo": manifest.repo, "tt_metal": tt_metal(loaded, &lock)})
+                .as_object()
+                .cloned()
+                .unwrap_or_default(),
         };
         let mut labels = verify::labels(&Wire::new(manifest, facts));
         if let Some(base) = lock.base_images.get("BASE_IMAGE") {
@@ -129,27 +151,47 @@ impl Inputs {
                 labels.insert("org.opencontainers.image.base.digest".into(), digest.clone());
             }
         }
-        let parameters = json!({"dockerfile": build.dockerfile.0, "target": build.target, "args": args, "epoch": epoch});
+        let parameters =
+            json!({"dockerfile": build.dockerfile.0, "target": build.target, "args": args, "epoch": epoch});
         let all = json!({
             "packager": env!("CARGO_PKG_VERSION"), "manifest": files::sha256(&loaded.text), "lock": files::sha256(lock.render()),
             "code": digests.code_tree_sha256, "context": context.digest()?, "parameters": parameters, "labels": labels,
         });
         let source = &manifest.source;
         let shipped = source.code.iter().chain(source.extra_code.iter().flat_map(|extra| &extra.paths));
-        let shipped = shipped.map(|path| if code.join(&path.0).is_dir() { format!("{}/", path.0.trim_end_matches('/')) } else { path.0.clone() });
+        let shipped = shipped.map(|path| {
+            if code.join(&path.0).is_dir() {
+                format!("{}/", path.0.trim_end_matches('/'))
+            } else {
+                path.0.clone()
+            }
+        });
         Ok(Self {
             server: context.part("server")?,
             crates: crates.map(|text| spdx::crates(&text)).unwrap_or_default(),
             shipped: shipped.collect(),
             digest: files::sha256(all.to_string()),
             code: digests,
-            build, lock, unpinned, context, dropped, base_layers, args, labels, parameters, epoch, builder, staged_at,
+            build,
+            lock,
+            unpinned,
+            context,
+            dropped,
+            base_layers,
+            args,
+            labels,
+            parameters,
+            epoch,
+            builder,
+            staged_at,
         })
     }
 
     /// The request for the engine.
     pub fn request(&self, options: &Options, tag: &str, from_scratch: bool) -> Request {
-        let map = |map: &BTreeMap<String, String>| map.iter().map(|(key, value)| (key.clone(), value.clone())).collect::<HashMap<_, _>>();
+        let map = |map: &BTreeMap<String, String>| {
+            map.iter().map(|(key, value)| (key.clone(), value.clone())).collect::<HashMap<_, _>>()
+        };
         Request {
             dockerfile: self.build.dockerfile.0.clone(),
             target: self.build.target.clone(),
@@ -172,27 +214,50 @@ fn lock(loaded: &Loaded, options: &Options) -> Result<(Lock, Vec<String>)> {
     };
     let Some(lock) = Lock::read(&loaded.dir)? else {
         if options.allow_unpinned {
-            let weights = std::iter::once(&loaded.manifest.weights).chain(&loaded.manifest.auxiliary_weights).map(|entry| entry.full());
+            let weights = std::iter::once(&loaded.manifest.weights)
+                .chain(&loaded.manifest.auxiliary_weights)
+                .map(|entry| entry.full());
             let weights = weights.map(|weights| pins::WeightsPin {
                 revision: weights.revision.filter(|revision| git::is_commit(revision)),
                 repo: weights.repo,
                 files: Vec::new(),
             });
-            let lock = Lock { version: 1, weights: weights.collect(), wheel: None, git: Vec::new(), base_images: BTreeMap::new(), cargo_lock: None, toolchain: None, unpinned: Vec::new() };
+            let lock = Lock {
+                version: 1,
+                weights: weights.collect(),
+                wheel: None,
+                git: Vec::new(),
+                base_images: BTreeMap::new(),
+                cargo_lock: None,
+                toolchain: None,
+                unpinned: Vec::new(),
+                unlisted: Vec::new(),
+            };
             return Ok((lock, vec!["anything: there was no manifest.lock".into()]));
         }
         return Err(refuse(format!("there is no {} beside {}", pins::FILE, loaded.path.display())));
     };
-    let replaced = |what: &str| options.base_images.keys().any(|argument| what.starts_with(&format!("{argument} ")));
-    let floating: Vec<String> = lock.unpinned.iter().filter(|miss| !replaced(&miss.what)).map(|miss| format!("{}: {}", miss.what, miss.why)).collect();
+    let replaced =
+        |what: &str| options.base_images.keys().any(|argument| what.starts_with(&format!("{argument} ")));
+    let floating: Vec<String> = lock
+        .unpinned
+        .iter()
+        .filter(|miss| !replaced(&miss.what))
+        .map(|miss| format!("{}: {}", miss.what, miss.why))
+        .collect();
     if !floating.is_empty() && !options.allow_unpinned {
         return Err(refuse(format!("{} does not pin everything", pins::FILE)).why(floating.join("; ")));
     }
-    let root = loaded.manifest.build.as_ref().map_or_else(|| loaded.dir.clone(), |build| loaded.dir.join(&build.root));
+    let root = loaded
+        .manifest
+        .build
+        .as_ref()
+        .map_or_else(|| loaded.dir.clone(), |build| loaded.dir.join(&build.root));
     if let Some(pinned) = &lock.cargo_lock {
         let (now, _) = files::sha256_file(&root.join("Cargo.lock"))?;
         if now != *pinned {
-            return Err(refuse("Cargo.lock is not the one that was pinned".into()).why(format!("locked {pinned}, now {now}")));
+            return Err(refuse("Cargo.lock is not the one that was pinned".into())
+                .why(format!("locked {pinned}, now {now}")));
         }
     }
     Ok((lock, floating))
@@ -200,18 +265,30 @@ fn lock(loaded: &Loaded, options: &Options) -> Result<(Lock, Vec<String>)> {
 
 /// A base image as it will be used: by digest where it has one; an image that only this engine has must be
 /// the one that was pinned.
-async fn base_image(engine: Option<&Engine>, name: &str, pin: Option<ImagePin>, unpinned: &mut Vec<String>) -> Result<ImagePin> {
+async fn base_image(
+    engine: Option<&Engine>,
+    name: &str,
+    pin: Option<ImagePin>,
+    unpinned: &mut Vec<String>,
+) -> Result<ImagePin> {
     if let Some(pin) = pin.filter(|pin| pin.digest.is_some() || pin.id.is_some()) {
         if let (Some(engine), None, Some(id)) = (engine, &pin.digest, &pin.id) {
             let now = engine.image_pin(&pin.name).await?;
             if now.id.as_ref() != Some(id) {
-                let failure = Failure::new(Class::Verify, format!("base image {} is not the one that was pinned", pin.name));
-                return Err(failure.why(format!("locked {id}, now {}", now.id.unwrap_or_default())).next("run `packager pin` and review the difference"));
+                let failure = Failure::new(
+                    Class::Verify,
+                    format!("base image {} is not the one that was pinned", pin.name),
+                );
+                return Err(failure
+                    .why(format!("locked {id}, now {}", now.id.unwrap_or_default()))
+                    .next("run `packager pin` and review the difference"));
             }
         }
         return Ok(pin);
     }
-    if let Some(engine) = engine && let Ok(pin) = engine.image_pin(name).await {
+    if let Some(engine) = engine
+        && let Ok(pin) = engine.image_pin(name).await
+    {
         return Ok(pin);
     }
     let why = format!("base image {name}: its digest is not known before it is pulled");
@@ -239,13 +316,17 @@ pub fn tt_metal(loaded: &Loaded, lock: &Lock) -> Value {
             }
         }
         TtMetal::Git(source) => {
-            value["sha"] = json!(lock.commit(source).or_else(|| git::is_commit(&source.reference).then(|| source.reference.clone())));
+            value["sha"] = json!(
+                lock.commit(source)
+                    .or_else(|| git::is_commit(&source.reference).then(|| source.reference.clone()))
+            );
             value["scm_version"] = json!("0.0.0.dev0");
             value["mode"] = json!("git");
             value["remote"] = json!(source.repo);
         }
         TtMetal::Wheel(source) => {
-            value["scm_version"] = json!(source.wheel.split_once("==").map_or("unknown", |(_, version)| version));
+            value["scm_version"] =
+                json!(source.wheel.split_once("==").map_or("unknown", |(_, version)| version));
             value["mode"] = json!("wheel");
             value["wheel"] = json!(source.wheel);
             value["wheel_sha256"] = json!(lock.wheel.as_ref().map(|wheel| wheel.sha256.clone()));
@@ -262,7 +343,8 @@ pub fn unchanged(target: &Path, inputs: &Inputs) -> Option<Report> {
     }
     let index: Value = serde_json::from_slice(&fs::read(target.join("image/manifest.json")).ok()?).ok()?;
     let layers = index[0]["Layers"].as_array()?.iter().filter_map(Value::as_str);
-    let complete = layers.chain(index[0]["Config"].as_str()).all(|path| target.join("image").join(path).is_file());
+    let complete =
+        layers.chain(index[0]["Config"].as_str()).all(|path| target.join("image").join(path).is_file());
     complete.then(|| Report {
         package: target.to_path_buf(),
         built: false,
@@ -278,21 +360,31 @@ pub fn unchanged(target: &Path, inputs: &Inputs) -> Option<Report> {
 /// What `packager plan` shows: what would be built, what is missing, why the identity would change.
 pub fn plan(loaded: &Loaded, inputs: Option<&Inputs>, target: &Path) -> Value {
     let manifest = &loaded.manifest;
-    let profiles: Vec<Value> = profile::merged(manifest).iter().map(|p| json!({"name": p.name, "hardware": p.serve.hardware, "mesh": p.serve.mesh_device})).collect();
+    let profiles: Vec<Value> = profile::merged(manifest)
+        .iter()
+        .map(|p| json!({"name": p.name, "hardware": p.serve.hardware, "mesh": p.serve.mesh_device}))
+        .collect();
     let earlier = verify::read_wire(target).ok();
     let mut changes = Vec::new();
     if let (Some(wire), Some(inputs)) = (&earlier, inputs) {
         for (what, old, new) in [
             ("code/", wire.built("code_tree_sha256"), inputs.code.code_tree_sha256.as_str()),
             ("server sources", wire.built("server_sha256"), inputs.server.as_deref().unwrap_or_default()),
-            ("Cargo.lock", wire.built("cargo_lock_sha256"), inputs.lock.cargo_lock.as_deref().unwrap_or_default()),
+            (
+                "Cargo.lock",
+                wire.built("cargo_lock_sha256"),
+                inputs.lock.cargo_lock.as_deref().unwrap_or_default(),
+            ),
         ] {
             if old != new {
                 changes.push(what.to_owned());
             }
         }
         if changes.is_empty() && wire.built("inputs_sha256") != inputs.digest {
-            changes.push("the manifest, the lock, the Dockerfile, another file of the context, or the fixed time".into());
+            changes.push(
+                "the manifest, the lock, the Dockerfile, another file of the context, or the fixed time"
+                    .into(),
+            );
         }
     }
     json!({

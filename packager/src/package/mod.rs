@@ -116,10 +116,16 @@ async fn steps(
     let name = &loaded.manifest.name;
     let target = options.out.join(name);
     fs::create_dir_all(&options.out).at("create", &options.out)?;
-    let work = tempfile::Builder::new().prefix(&format!(".{name}.")).tempdir_in(&options.out).at("create a directory in", &options.out)?;
+    let work = tempfile::Builder::new()
+        .prefix(&format!(".{name}."))
+        .tempdir_in(&options.out)
+        .at("create a directory in", &options.out)?;
     let package = work.path().join("package");
     let inputs = Inputs::gather(loaded, options, engine.ok(), &package.join("code")).await?;
-    if !options.again && !options.twice && let Some(report) = inputs::unchanged(&target, &inputs) {
+    if !options.again
+        && !options.twice
+        && let Some(report) = inputs::unchanged(&target, &inputs)
+    {
         return Ok(report);
     }
     for dropped in &inputs.dropped {
@@ -184,20 +190,34 @@ fn preflight(engine: &Engine, out: &Path, inputs: &Inputs, note: &dyn Fn(&str)) 
         return Err(failure.next(format!("use an engine with API {oldest} or newer")));
     }
     if image_build::version(&engine.api) > image_build::version(newest) {
-        note(&format!("note: engine API {} is newer than {newest}, the newest this was tested with", engine.api));
+        note(&format!(
+            "note: engine API {} is newer than {newest}, the newest this was tested with",
+            engine.api
+        ));
     }
     let free = rustix::fs::statvfs(out).map_or(u64::MAX, |stat| stat.f_bavail * stat.f_frsize);
     let needed = inputs.context.size() * 2 + (512 << 20);
     if free < needed {
-        let failure = Failure::new(Class::Disk, format!("{} has {} MB free", out.display(), free / 1_000_000));
-        return Err(failure.why(format!("the build needs about {} MB there", needed / 1_000_000)).next("free some space, or build elsewhere with --out"));
+        let failure =
+            Failure::new(Class::Disk, format!("{} has {} MB free", out.display(), free / 1_000_000));
+        return Err(failure
+            .why(format!("the build needs about {} MB there", needed / 1_000_000))
+            .next("free some space, or build elsewhere with --out"));
     }
     Ok(())
 }
 
 /// Exports the engine's image, normalises it, writes the layout.
-async fn export(engine: &Engine, tag: &str, inputs: &Inputs, name: &str, work: &Path, out: &Path) -> Result<Identity> {
-    let (base, name, out, epoch) = (inputs.base_layers.clone(), name.to_owned(), out.to_path_buf(), inputs.epoch);
+async fn export(
+    engine: &Engine,
+    tag: &str,
+    inputs: &Inputs,
+    name: &str,
+    work: &Path,
+    out: &Path,
+) -> Result<Identity> {
+    let (base, name, out, epoch) =
+        (inputs.base_layers.clone(), name.to_owned(), out.to_path_buf(), inputs.epoch);
     let spool = tempfile::tempdir_in(work).at("create a directory in", work)?;
     stream::consume(engine.docker.export_image(tag), move |source| {
         let image = Archive::unpack(source, spool.path())?.image()?;
@@ -208,7 +228,13 @@ async fn export(engine: &Engine, tag: &str, inputs: &Inputs, name: &str, work: &
     .await
 }
 
-async fn run_checks(engine: &Engine, inputs: &Inputs, image: &str, run: &str, note: &dyn Fn(&str)) -> Result<Vec<String>> {
+async fn run_checks(
+    engine: &Engine,
+    inputs: &Inputs,
+    image: &str,
+    run: &str,
+    note: &dyn Fn(&str),
+) -> Result<Vec<String>> {
     let mut done = Vec::new();
     for command in &inputs.build.check {
         let shown = command.join(" ");
@@ -217,11 +243,20 @@ async fn run_checks(engine: &Engine, inputs: &Inputs, image: &str, run: &str, no
         done.push(shown);
     }
     // A layer and the history can both be read by whoever gets the image.
-    let history = engine.docker.image_history(image, None).await.map_err(|error| engine.failed("reading the image's history", &error))?;
+    let history = engine
+        .docker
+        .image_history(image)
+        .await
+        .map_err(|error| engine.failed("reading the image's history", &error))?;
     for step in history {
         if let Some(found) = crate::secret::find(step.created_by.as_bytes()) {
-            let failure = Failure::new(Class::Failure, format!("the image's history holds what looks like {}", found.what));
-            return Err(failure.next("pass secrets as BuildKit secret mounts, never as build arguments, and revoke this one"));
+            let failure = Failure::new(
+                Class::Failure,
+                format!("the image's history holds what looks like {}", found.what),
+            );
+            return Err(failure.next(
+                "pass secrets as BuildKit secret mounts, never as build arguments, and revoke this one",
+            ));
         }
     }
     Ok(done)
@@ -239,7 +274,8 @@ fn record(wire: &Wire, inputs: &Inputs, layout: &layout::read::Layout, package: 
     put(pins::FILE, inputs.lock.render())?;
     let (_, status) = layout::read::files_below(layout, "var/lib/dpkg/status.d", "var/lib/dpkg/status")?;
     let mut components = inputs.crates.clone();
-    components.extend(status.map(|status| spdx::debian(&String::from_utf8_lossy(&status))).unwrap_or_default());
+    components
+        .extend(status.map(|status| spdx::debian(&String::from_utf8_lossy(&status))).unwrap_or_default());
     components.extend(spdx::wheel(&inputs.lock));
     let created = wire.built("created_at").replace("+00:00", "Z");
     put(spdx::FILE, pretty(&spdx::document(wire, &components, &created)))?;
@@ -261,9 +297,11 @@ fn replace(package: &Path, target: &Path, work: &TempDir) -> Result<()> {
     }
     let old = work.path().join("old");
     fs::rename(target, &old).at("move the earlier package from", target)?;
-    fs::rename(package, target).inspect_err(|_| {
-        let _ = fs::rename(&old, target);
-    }).at("move the package to", target)
+    fs::rename(package, target)
+        .inspect_err(|_| {
+            let _ = fs::rename(&old, target);
+        })
+        .at("move the package to", target)
 }
 
 impl Inputs {
@@ -271,10 +309,22 @@ impl Inputs {
         let tag = identity.tag(&loaded.manifest.name);
         let metal = inputs::tt_metal(loaded, &self.lock);
         let version = metal["scm_version"].as_str().unwrap_or("unknown").to_owned();
-        let bases: Map<String, Value> = self.lock.base_images.iter().map(|(argument, pin)| {
-            let digest = pin.digest.as_deref().or(pin.id.as_deref()).unwrap_or("not pinned");
-            (argument.clone(), json!(if pin.name.contains('@') { pin.name.clone() } else { format!("{}@{digest}", pin.name) }))
-        }).collect();
+        let bases: Map<String, Value> = self
+            .lock
+            .base_images
+            .iter()
+            .map(|(argument, pin)| {
+                let digest = pin.digest.as_deref().or(pin.id.as_deref()).unwrap_or("not pinned");
+                (
+                    argument.clone(),
+                    json!(if pin.name.contains('@') {
+                        pin.name.clone()
+                    } else {
+                        format!("{}@{digest}", pin.name)
+                    }),
+                )
+            })
+            .collect();
         let mut built = Map::new();
         let mut put = |key: &str, value: Value| {
             if !value.is_null() {
