@@ -22,7 +22,8 @@ ARG PROFILE=dist
 RUN set -e; \
     for crate in code server packager; do mkdir -p $crate/src; echo 'fn main() {}' > $crate/src/main.rs; : > $crate/src/lib.rs; done; \
     if [ -f build-ca.crt ]; then export CARGO_HTTP_CAINFO=/src/build-ca.crt; fi; \
-    cargo build --locked --profile $PROFILE -p server
+    cargo build --locked --profile $PROFILE -p server; \
+    rm -rf code/src server/src
 COPY code code
 COPY server server
 # Sources have the fixed time of the context; cargo must still see them as newer than the empty ones.

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::{image::build::Builder, serve::Device};
+
 const EXIT_CODES: &str = "Exit codes: 0 ok, 1 failure, 2 usage, 3 invalid manifest, 4 container engine, \
 5 network or hub, 6 authentication or gated, 7 disk, 8 verification failed, 130 interrupted.";
 
@@ -37,6 +39,30 @@ pub enum Command {
     Schema,
     /// Write manifest.lock: what the manifest's names stand for now.
     Pin(PinArgs),
+    /// Say what would be built, what is missing, and why the image would change.
+    Plan(BuildArgs),
+    /// Build the image and write the package to build/<name>/.
+    Build(BuildArgs),
+    /// Print the model card of a package, computed from its manifest.
+    Card {
+        /// build/<name>.
+        package: PathBuf,
+    },
+    /// Prove offline that a package (or an image layout) agrees with itself.
+    Verify {
+        /// build/<name>, or an image layout.
+        package: PathBuf,
+    },
+    /// Run a package as a consumer would, and wait until it answers.
+    Serve(ServeArgs),
+    /// Stop a served package and remove its container.
+    Stop {
+        /// build/<name>.
+        package: PathBuf,
+        /// The profile.
+        #[arg(long)]
+        profile: Option<String>,
+    },
     /// Print both digests of a code tree.
     Digest {
         /// The directory.
@@ -97,6 +123,66 @@ pub struct PinArgs {
     /// Use another base image for a build argument.
     #[arg(long, value_name = "ARG=IMAGE", value_parser = pair)]
     pub base_image: Vec<(String, String)>,
+}
+
+/// Options of `build` and `plan`.
+#[derive(Debug, Args)]
+pub struct BuildArgs {
+    /// Directory that gets <name>/.
+    #[arg(long, default_value = "build", value_name = "DIR")]
+    pub out: PathBuf,
+    /// Build although something floats; the card will say what.
+    #[arg(long)]
+    pub allow_unpinned: bool,
+    /// Build a second time from scratch and compare the two images.
+    #[arg(long)]
+    pub twice: bool,
+    /// Build although nothing changed.
+    #[arg(long)]
+    pub again: bool,
+    /// Which builder of the engine to use.
+    #[arg(long, value_enum, default_value_t)]
+    pub builder: Builder,
+    /// Use another base image for a build argument.
+    #[arg(long, value_name = "ARG=IMAGE", value_parser = pair)]
+    pub base_image: Vec<(String, String)>,
+    /// Set a build argument; never a secret.
+    #[arg(long, value_name = "ARG=VALUE", value_parser = pair)]
+    pub build_arg: Vec<(String, String)>,
+    /// Certificates that the builder stage needs to reach package registries; they stay in that stage.
+    #[arg(long, value_name = "FILE")]
+    pub build_ca: Option<PathBuf>,
+    /// RUN steps use the host's network.
+    #[arg(long)]
+    pub host_network: bool,
+    /// Give up when the engine says nothing for this long.
+    #[arg(long, default_value_t = 60, value_name = "MINUTES")]
+    pub idle_minutes: u64,
+}
+
+/// Options of `serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// build/<name>.
+    pub package: PathBuf,
+    /// The profile; the default one if absent.
+    #[arg(long)]
+    pub profile: Option<String>,
+    /// This port; otherwise the first free one from 20000.
+    #[arg(long)]
+    pub port: Option<u16>,
+    /// `card`, or `cpu` for hosts without one.
+    #[arg(long, value_enum, default_value_t)]
+    pub device: Device,
+    /// Print the command and run nothing.
+    #[arg(long)]
+    pub print: bool,
+    /// Return when the container runs, before it is ready.
+    #[arg(long)]
+    pub detach: bool,
+    /// Further arguments for the server.
+    #[arg(last = true)]
+    pub args: Vec<String>,
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {

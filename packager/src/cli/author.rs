@@ -113,6 +113,9 @@ pub async fn pin(path: &Path, args: PinArgs, output: Output) -> Result<()> {
     for miss in &now.unpinned {
         let _ = writeln!(text, "not pinned: {}: {}", miss.what, miss.why);
     }
+    for miss in &now.unlisted {
+        let _ = writeln!(text, "not listed: {}: {}", miss.what, miss.why);
+    }
     output.result(&now, &text);
     Ok(())
 }

@@ -4,7 +4,9 @@
 
 mod args;
 mod author;
+mod consume;
 pub mod output;
+mod produce;
 
 use std::process::ExitCode;
 
@@ -44,6 +46,12 @@ async fn run(cli: Cli, output: Output) -> Result<()> {
             Ok(())
         }
         Command::Pin(options) => author::pin(manifest, options, output).await,
+        Command::Plan(args) => produce::plan(manifest, args, output).await,
+        Command::Build(args) => produce::build(manifest, args, output).await,
+        Command::Card { package } => produce::card(&package, output),
+        Command::Verify { package } => produce::verify(&package, output),
+        Command::Serve(args) => consume::serve(args, output).await,
+        Command::Stop { package, profile } => consume::stop(&package, profile.as_deref(), output).await,
         Command::Digest { dir } => author::digest(&dir, output),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "packager", &mut std::io::stdout());

@@ -26,14 +26,16 @@ pub fn declared(manifest: &Manifest) -> Vec<Profile> {
 
 /// All profiles, merged.
 pub fn merged(manifest: &Manifest) -> Vec<Merged> {
-    declared(manifest)
-        .into_iter()
-        .map(|profile| Merged {
-            serve: merge(&manifest.serve, &profile.serve),
-            name: profile.name,
-            description: profile.description,
-        })
-        .collect()
+    declared(manifest).iter().map(|profile| overlay(&manifest.serve, profile)).collect()
+}
+
+/// One profile over the shared settings.
+pub fn overlay(serve: &Serve, profile: &Profile) -> Merged {
+    Merged {
+        serve: merge(serve, &profile.serve),
+        name: profile.name.clone(),
+        description: profile.description.clone(),
+    }
 }
 
 /// The profile that runs when none is named.

@@ -4,7 +4,7 @@
 //! A manifest says "this branch, that image"; the lock says which commit, which digest. What could
 //! not be found out (no network, no engine) is listed in `unpinned` with the reason, never guessed.
 
-mod resolve;
+pub mod resolve;
 mod wheel;
 
 use std::{collections::BTreeMap, fs, path::Path};
@@ -44,6 +44,8 @@ pub struct Lock {
     pub toolchain: Option<String>,
     /// What could not be pinned, and why.
     pub unpinned: Vec<Unpinned>,
+    /// What is pinned by its commit, but not file by file, and why.
+    pub unlisted: Vec<Unpinned>,
 }
 
 /// A weights repository at one commit.

@@ -32,7 +32,7 @@ pub struct Options {
 /// Resolves what it can; the rest is listed in `unpinned`.
 pub async fn resolve(loaded: &Loaded, options: &Options) -> Result<Lock> {
     let manifest = &loaded.manifest;
-    let mut unpinned = Vec::new();
+    let (mut unpinned, mut unlisted) = (Vec::new(), Vec::new());
     let mut miss = |what: String, why: String| unpinned.push(Unpinned { what, why });
 
     let mut weights = Vec::new();
@@ -44,10 +44,8 @@ pub async fn resolve(loaded: &Loaded, options: &Options) -> Result<Lock> {
                 "its revision is no 40-digit commit, and the Hugging Face cache does not know it".into(),
             );
         } else if pin.files.is_empty() {
-            miss(
-                format!("files of {}", pin.repo),
-                "the Hugging Face cache does not hold this revision".into(),
-            );
+            let why = "the Hugging Face cache does not hold this revision".into();
+            unlisted.push(Unpinned { what: format!("files of {}", pin.repo), why });
         }
         weights.push(pin);
     }
@@ -104,7 +102,7 @@ pub async fn resolve(loaded: &Loaded, options: &Options) -> Result<Lock> {
         .transpose()?
         .map(|(digest, _)| digest);
     let toolchain = cargo_lock.as_ref().and_then(|_| toolchain(&root.join("rust-toolchain.toml")));
-    Ok(Lock { version: 1, weights, wheel, git, base_images, cargo_lock, toolchain, unpinned })
+    Ok(Lock { version: 1, weights, wheel, git, base_images, cargo_lock, toolchain, unpinned, unlisted })
 }
 
 fn git_sources(loaded: &Loaded) -> Vec<&GitSource> {

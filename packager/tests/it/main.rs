@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests of the packager across its modules, in one binary. Field cases carry their number.
 
+mod build;
 mod cli;
 mod digest;
+mod engine;
 mod manifest;
 mod stage;
 mod support;
