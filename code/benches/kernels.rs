@@ -7,7 +7,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use flux2::{
     Result,
     device::{
@@ -38,6 +38,8 @@ fn weight(shape: &[usize]) -> Weight {
 
 fn bench<R>(c: &mut Criterion, group: &str, name: &str, flops: usize, run: impl Fn() -> Result<R>) {
     let mut group = c.benchmark_group(group);
+    // Flat: one long run per sample, not ten.
+    group.sampling_mode(SamplingMode::Flat);
     group.sample_size(10).warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_secs(2));
     group.throughput(Throughput::Elements(flops as u64));
     group.bench_function(name, |b| b.iter(|| run().expect("kernels do not fail")));

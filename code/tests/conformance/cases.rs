@@ -23,7 +23,7 @@ pub fn devices() -> Vec<CpuDevice> {
     SAY.call_once(|| {
         for isa in Isa::ALL.into_iter().filter(|isa| !isa.available()) {
             // Not `eprintln!`, which the test harness hides.
-            writeln!(std::io::stderr(), "not run: {isa} (this host lacks it)").unwrap();
+            writeln!(std::io::stderr(), "not run: {isa} (this host lacks it)").ok();
         }
     });
     let isas = Isa::ALL.into_iter().filter(|isa| isa.available());
