@@ -22,6 +22,9 @@ need() {
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2 </dev/null
 }
 
+# want COMMAND:PACKAGE...: like need, but false where they cannot be had.
+want() { (need "$@"); }
+
 # need_rust: cargo of the version in rust-toolchain.toml, or a newer one that is there.
 need_rust() {
     if ! command -v cargo >/dev/null && [ -x "$HOME/.cargo/bin/cargo" ]; then

@@ -7,10 +7,12 @@ cd "$(dirname "$0")/.." || exit 1
 . scripts/needs.sh
 need cc:gcc,libc6-dev git:git python3:python3
 need_rust
+want chromedriver:chromium,chromium-driver && browser=1
+want node:nodejs npm:npm curl:curl && { python3 -c 'import ensurepip' 2>/dev/null || want ensurepip:python3-venv; } && clients=1
 export CARGO_TARGET_DIR=$PWD/target CARGO_TERM_COLOR=never RUST_BACKTRACE=1
 mkdir -p target
 log=target/test.log
-passed=0 failed=0 broken=()
+passed=0 failed=0 broken=() skipped=()
 
 # step NAME COMMAND...: one test more.
 step() {
@@ -25,6 +27,9 @@ step() {
     fi
     printf '== %s: %s s\n' "$name" $((SECONDS - start))
 }
+
+# skip NAME COMMAND: said, with the command that runs it elsewhere.
+skip() { skipped+=("$1; to run it: $2"); }
 
 # cargo_tests: all tests of the workspace, counted one by one.
 cargo_tests() {
@@ -51,13 +56,24 @@ RUSTDOCFLAGS="-D warnings" step "documentation" cargo doc --workspace --no-deps 
 step "code/ alone" scripts/check-code-alone.sh
 step "licences, bans, sources" scripts/deny.sh
 step "THIRD-PARTY.md" scripts/third_party.py --check
+if [ -n "${browser:-}" ]; then
+    step "the page in a browser" cargo test --locked --package server --test it page -- --ignored
+else
+    skip "the page in a browser" "cargo test -p server --test it page -- --ignored"
+fi
+if [ -n "${clients:-}" ]; then
+    step "real clients" tests/clients/run.sh
+else
+    skip "real clients" tests/clients/run.sh
+fi
 if python=$(code/tests/scripts/diffusers_python.sh --installed); then
     step "pictures of other random weights against diffusers" "$python" code/tests/scripts/compare_diffusers.py \
         --binary target/debug/flux2-server --cases "64x64,512x512,512x768 1 ref,512x512 3 refs"
 else
-    printf '\n== not run: pictures of other random weights against diffusers; code/tests/scripts/compare_diffusers.sh does\n'
+    skip "pictures of other random weights against diffusers" code/tests/scripts/compare_diffusers.sh
 fi
 
+[ ${#skipped[@]} = 0 ] || printf '\nnot run here: %s\n' "${skipped[@]}"
 [ ${#broken[@]} = 0 ] || printf '\nfailed: %s\n' "${broken[*]}"
 printf '\n%s passed, %s failed\n' "$passed" "$failed"
 [ "$failed" = 0 ]

@@ -16,7 +16,7 @@ use flux2::{
     device::Precision,
     latents::{self, LatentStatistics},
     noise, pixels,
-    prompt::PromptTokenizer,
+    prompt::{PromptTokenizer, QWEN3},
     reference,
     rope::{self, RotaryTable},
     schedule::Schedule,
@@ -82,7 +82,7 @@ fn all() -> impl Iterator<Item = Golden> {
 
 #[test]
 fn token_ids_are_equal() {
-    let tokenizer = PromptTokenizer::load(&tiny("tokenizer"), &flux2::prompt::QWEN3).expect("a tokenizer");
+    let tokenizer = PromptTokenizer::load(&tiny("tokenizer"), &QWEN3).expect("a tokenizer");
     for golden in all() {
         let tokens = tokenizer.encode(&golden.case.prompt).expect("a good prompt");
         let ids: Vec<i64> = tokens.ids.iter().map(|&id| id.into()).collect();

@@ -2,11 +2,15 @@
 //! What every handler sees, and the router.
 
 use std::{
+    collections::HashMap,
     path::PathBuf,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock},
 };
 
-use flux2::{pipeline::ModelInfo, prompt::PromptTokenizer, request::Limits};
+use flux2::{
+    Request, RgbImage, model::Configs, pipeline::ModelInfo, plan, prompt::PromptTokenizer, request::Limits,
+    spec::ModelSpec,
+};
 use tokio::sync::Semaphore;
 
 use crate::{
@@ -16,11 +20,22 @@ use crate::{
     lifecycle::Lifecycle,
     metrics::Metrics,
     picture::{self, Metadata},
-    queue::{Queue, job::Params},
+    queue::{
+        Queue,
+        job::{Params, lock},
+        rates::Work,
+    },
 };
 
 /// Threads that decode strangers' images and encode results at the same time.
 const CODEC_THREADS: usize = 2;
+/// Shapes whose operations are remembered.
+const MAX_SHAPES: usize = 1024;
+/// Reference sides are cropped to multiples of this.
+const GRID: usize = 16;
+
+/// Width, height, steps, and `[height, width]` of each reference.
+type Shape = (usize, usize, usize, Vec<[usize; 2]>);
 
 /// The loaded model as the routes know it.
 pub struct Model {
@@ -46,14 +61,20 @@ pub struct App {
     pub body_budget: Arc<Semaphore>,
     /// Slots for decoding.
     pub codec_slots: Arc<Semaphore>,
-    /// The checkpoint's directory.
+    /// What the checkpoint's own files do not say about its model.
+    pub spec: &'static ModelSpec,
     checkpoint: PathBuf,
+    configs: Option<Configs>,
+    flops: Mutex<HashMap<Shape, u64>>,
     model: OnceLock<Model>,
 }
 
 impl App {
     /// The state before loading.
     pub fn new(config: Config, checkpoint: PathBuf, keys: Keys) -> Self {
+        // Preflight has read these files already; without them estimates are less good, and that is all.
+        let spec = flux2::spec::of_checkpoint(&checkpoint).unwrap_or(&flux2::spec::KLEIN);
+        let text_encoder = config.text_encoder().unwrap_or_else(|| checkpoint.join("text_encoder"));
         Self {
             life: Lifecycle::default(),
             queue: Arc::new(Queue::new((&config).into())),
@@ -61,6 +82,9 @@ impl App {
             keys,
             body_budget: Arc::new(Semaphore::new(config.body_memory << 10)),
             codec_slots: Arc::new(Semaphore::new(CODEC_THREADS)),
+            spec,
+            configs: Configs::read(&checkpoint, &text_encoder).ok(),
+            flops: Mutex::default(),
             checkpoint,
             model: OnceLock::new(),
             config,
@@ -91,7 +115,32 @@ impl App {
 
     /// Ranges that requests are checked against.
     pub fn limits(&self) -> Limits {
-        self.model.get().map_or_else(|| self.config.limits(), |model| model.info.limits.clone())
+        let limits = self.spec.limits.clone();
+        if self.config.small_sizes { limits.with_small_sizes() } else { limits }
+    }
+
+    /// What the time of a run depends on.
+    pub fn work(&self, request: &Request) -> Work {
+        let sides = |image: &RgbImage| [image.height() as usize, image.width() as usize];
+        let references: Vec<[usize; 2]> = request.references.iter().map(sides).collect();
+        let (width, height, steps) = (request.width, request.height, request.steps);
+        let shape = (width, height, steps, references.clone());
+        let known = lock(&self.flops).get(&shape).copied();
+        let flops = known.unwrap_or_else(|| {
+            let prepared = references.iter().map(|sides| sides.map(|side| side / GRID * GRID)).collect();
+            let prompt = 0..self.spec.prompt.tokens;
+            let run = plan::Run { size: [height, width], references: prepared, steps, prompt };
+            let flops = self.configs.as_ref().and_then(|configs| plan::plan(configs, self.spec, &run).ok());
+            let flops = flops.map_or(0, |plan| plan.flops());
+            let mut counted = lock(&self.flops);
+            if counted.len() >= MAX_SHAPES {
+                counted.clear();
+            }
+            counted.insert(shape, flops);
+            flops
+        });
+        let reference_pixels = references.iter().map(|[height, width]| height * width).sum();
+        Work { width, height, reference_pixels, steps, flops }
     }
 
     /// Largest request body in bytes.
@@ -101,13 +150,12 @@ impl App {
 
     /// Name of the model, before loading too.
     pub fn model_name(&self) -> String {
-        self.model.get().map_or_else(|| flux2::spec::KLEIN.name.to_owned(), |model| model.info.model.clone())
+        self.model.get().map_or_else(|| self.spec.name.to_owned(), |model| model.info.model.clone())
     }
 
     /// Licence of the weights.
     pub fn license(&self) -> String {
-        let spec = self.model.get().map_or(&flux2::spec::KLEIN, |model| model.info.spec);
-        self.config.model_license.clone().unwrap_or_else(|| spec.license.to_owned())
+        self.config.model_license.clone().unwrap_or_else(|| self.spec.license.to_owned())
     }
 
     /// Revision of the weights: as configured, else the name of the snapshot directory if it looks like one.

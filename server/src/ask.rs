@@ -80,7 +80,8 @@ impl Ask {
         add(self.route.as_bytes());
         add(self.prompt.as_bytes());
         let Self { width, height, seed, steps, guidance, previews, count, format, quality, .. } = self;
-        add(format!("{:?}", (width, height, seed, steps, guidance, previews, count, format, quality)).as_bytes());
+        add(format!("{:?}", (width, height, seed, steps, guidance, previews, count, format, quality))
+            .as_bytes());
         for image in &self.images {
             add(image.as_bytes());
         }
@@ -96,10 +97,14 @@ impl Ask {
 fn idempotency(headers: &HeaderMap, caller: &Caller, ask: &Ask) -> Result<Option<IdempotencyKey>, ApiError> {
     let Some(value) = headers.get("idempotency-key") else { return Ok(None) };
     match value.to_str() {
-        Ok(key) if !key.is_empty() && key.len() <= MAX_KEY => {
-            Ok(Some(IdempotencyKey { client: caller.client.clone(), key: key.to_owned(), content: ask.digest() }))
+        Ok(key) if !key.is_empty() && key.len() <= MAX_KEY => Ok(Some(IdempotencyKey {
+            client: caller.client.clone(),
+            key: key.to_owned(),
+            content: ask.digest(),
+        })),
+        _ => {
+            Err(ApiError::field("Idempotency-Key", format!("wanted 1 to {MAX_KEY} visible ASCII characters")))
         }
-        _ => Err(ApiError::field("Idempotency-Key", format!("wanted 1 to {MAX_KEY} visible ASCII characters"))),
     }
 }
 
@@ -152,6 +157,7 @@ pub async fn submit(
         .encode(&ask.prompt)
         .map_err(|error| ApiError::field((ask.names)("prompt"), error.to_string()))?;
 
+    let work = app.work(&request);
     let jobs = (0..ask.count).map(|index| {
         let params = Params {
             prompt: ask.prompt.clone(),
@@ -169,7 +175,7 @@ pub async fn submit(
             sized: ask.width.is_some() || ask.height.is_some(),
         };
         let (id, client) = (caller.request_id.clone(), caller.client.clone());
-        Job::new(id, client, params, request.references.clone(), ask.detached, key.is_some())
+        Job::new(id, client, params, request.references.clone(), work, ask.detached, key.is_some())
     });
     app.queue.submit(jobs.collect(), key.as_ref())
 }
@@ -185,8 +191,9 @@ async fn prepare(app: &Arc<App>, ask: Ask, mut request: Request) -> Result<(Ask,
         let decoded = images::decode_references(&ask.images);
         (ask, decoded)
     });
-    let (ask, decoded) =
-        decoding.await.map_err(|error| ApiError::internal(format!("decoding the references failed: {error}")))?;
+    let (ask, decoded) = decoding
+        .await
+        .map_err(|error| ApiError::internal(format!("decoding the references failed: {error}")))?;
     request.references = decoded.map_err(|error| ask.refused(&error))?;
     Ok((ask, request))
 }

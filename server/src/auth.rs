@@ -46,8 +46,9 @@ impl Keys {
                 let number = index + 1;
                 let fallback = format!("line-{number}");
                 let (name, key) = line.split_once(':').unwrap_or((&fallback, line));
-                keys.add(name.trim(), key.trim())
-                    .map_err(|why| usage(format!("--api-key-file {}, line {number}: {why}", path.display())))?;
+                keys.add(name.trim(), key.trim()).map_err(|why| {
+                    usage(format!("--api-key-file {}, line {number}: {why}", path.display()))
+                })?;
             }
             if keys.keys.is_empty() {
                 return Err(usage(format!("--api-key-file {}: holds no key", path.display())));

@@ -52,7 +52,9 @@ pub fn content_type(headers: &HeaderMap, multipart: bool) -> Result<ContentType,
     if kind == "application/json" || (kind.starts_with("application/") && kind.ends_with("+json")) {
         let charset = parameters.split(';').find_map(|parameter| {
             let (name, value) = parameter.split_once('=')?;
-            name.trim().eq_ignore_ascii_case("charset").then(|| value.trim().trim_matches('"').to_ascii_lowercase())
+            name.trim()
+                .eq_ignore_ascii_case("charset")
+                .then(|| value.trim().trim_matches('"').to_ascii_lowercase())
         });
         return match charset.as_deref() {
             None | Some("utf-8" | "utf8" | "us-ascii") => Ok(ContentType::Json),
@@ -60,9 +62,9 @@ pub fn content_type(headers: &HeaderMap, multipart: bool) -> Result<ContentType,
         };
     }
     if multipart && kind == "multipart/form-data" {
-        return multer::parse_boundary(value).map(ContentType::Multipart).map_err(|_| {
-            refuse("multipart/form-data without a boundary")
-        });
+        return multer::parse_boundary(value)
+            .map(ContentType::Multipart)
+            .map_err(|_| refuse("multipart/form-data without a boundary"));
     }
     Err(refuse(&crate::fields::clip(value)))
 }

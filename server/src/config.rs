@@ -87,10 +87,22 @@ pub struct Config {
     #[arg(long, env = "FLUX2_QUEUE_SIZE", value_name = "N", default_value_t = 64, help_heading = "Queue")]
     pub queue_size: usize,
     /// Requests of one client (API key or address) that may wait at the same time
-    #[arg(long, env = "FLUX2_QUEUE_PER_CLIENT", value_name = "N", default_value_t = 48, help_heading = "Queue")]
+    #[arg(
+        long,
+        env = "FLUX2_QUEUE_PER_CLIENT",
+        value_name = "N",
+        default_value_t = 48,
+        help_heading = "Queue"
+    )]
     pub queue_per_client: usize,
     /// Longest estimated wait in seconds; a request that would wait longer is refused with 429
-    #[arg(long, env = "FLUX2_MAX_WAIT", value_name = "SECONDS", default_value_t = 900, help_heading = "Queue")]
+    #[arg(
+        long,
+        env = "FLUX2_MAX_WAIT",
+        value_name = "SECONDS",
+        default_value_t = 900,
+        help_heading = "Queue"
+    )]
     pub max_wait: u64,
     /// Longest run of one picture in seconds, counted from the start of its execution
     #[arg(
@@ -120,7 +132,13 @@ pub struct Config {
     )]
     pub drain_limit: f64,
     /// Seconds that a finished job is kept
-    #[arg(long, env = "FLUX2_JOB_TTL", value_name = "SECONDS", default_value_t = 3600.0, help_heading = "Queue")]
+    #[arg(
+        long,
+        env = "FLUX2_JOB_TTL",
+        value_name = "SECONDS",
+        default_value_t = 3600.0,
+        help_heading = "Queue"
+    )]
     pub job_ttl: f64,
     /// MiB of finished pictures that are kept; the oldest go first
     #[arg(long, env = "FLUX2_JOB_MEMORY", value_name = "MIB", default_value_t = 512, help_heading = "Queue")]
@@ -137,10 +155,22 @@ pub struct Config {
     #[arg(long, env = "FLUX2_API_KEY_FILE", value_name = "FILE", help_heading = "Access")]
     pub api_key_file: Option<PathBuf>,
     /// Origins that browsers may call from, comma-separated, "*" for all; none by default
-    #[arg(long, env = "FLUX2_CORS_ORIGINS", value_name = "ORIGINS", value_delimiter = ',', help_heading = "Access")]
+    #[arg(
+        long,
+        env = "FLUX2_CORS_ORIGINS",
+        value_name = "ORIGINS",
+        value_delimiter = ',',
+        help_heading = "Access"
+    )]
     pub cors_origins: Vec<String>,
     /// Connections at the same time
-    #[arg(long, env = "FLUX2_MAX_CONNECTIONS", value_name = "N", default_value_t = 512, help_heading = "Access")]
+    #[arg(
+        long,
+        env = "FLUX2_MAX_CONNECTIONS",
+        value_name = "N",
+        default_value_t = 512,
+        help_heading = "Access"
+    )]
     pub max_connections: usize,
     /// Seconds within which a client must have sent its headers, and after which an idle connection is closed
     #[arg(
@@ -152,10 +182,22 @@ pub struct Config {
     )]
     pub header_limit: f64,
     /// Seconds within which a client must have sent its body
-    #[arg(long, env = "FLUX2_BODY_LIMIT", value_name = "SECONDS", default_value_t = 120.0, help_heading = "Access")]
+    #[arg(
+        long,
+        env = "FLUX2_BODY_LIMIT",
+        value_name = "SECONDS",
+        default_value_t = 120.0,
+        help_heading = "Access"
+    )]
     pub body_limit: f64,
     /// MiB of request bodies that are held at the same time; further requests wait
-    #[arg(long, env = "FLUX2_BODY_MEMORY", value_name = "MIB", default_value_t = 256, help_heading = "Access")]
+    #[arg(
+        long,
+        env = "FLUX2_BODY_MEMORY",
+        value_name = "MIB",
+        default_value_t = 256,
+        help_heading = "Access"
+    )]
     pub body_memory: usize,
 
     /// How log lines are written
@@ -212,7 +254,10 @@ impl Config {
         }
         for origin in &self.cors_origins {
             if origin != "*" && !(origin.starts_with("http://") || origin.starts_with("https://")) {
-                return refuse("cors-origins", format!("got {origin:?}, wanted \"*\" or http(s)://host[:port]"));
+                return refuse(
+                    "cors-origins",
+                    format!("got {origin:?}, wanted \"*\" or http(s)://host[:port]"),
+                );
             }
         }
         Ok(())
@@ -226,12 +271,6 @@ impl Config {
     /// The execution limit.
     pub fn execution_limit(&self) -> Duration {
         Duration::from_secs_f64(self.execution_limit)
-    }
-
-    /// Ranges that requests are checked against.
-    pub fn limits(&self) -> flux2::request::Limits {
-        let klein = flux2::request::Limits::KLEIN;
-        if self.small_sizes { klein.with_small_sizes() } else { klein }
     }
 
     /// The text encoder's directory, where it is not the checkpoint's own.

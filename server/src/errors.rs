@@ -102,8 +102,12 @@ impl ApiError {
 
     /// 404 for a job that was never known.
     pub fn unknown_job(id: &str) -> Self {
-        Self::new(StatusCode::NOT_FOUND, "unknown_job", format!("there is no job {id:?}; GET /jobs lists them"))
-            .param("id")
+        Self::new(
+            StatusCode::NOT_FOUND,
+            "unknown_job",
+            format!("there is no job {id:?}; GET /jobs lists them"),
+        )
+        .param("id")
     }
 
     /// 410 for a job that was known once.

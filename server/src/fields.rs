@@ -133,7 +133,11 @@ impl<'a> Fields<'a> {
         self.parsed(name, "true or false")
     }
 
-    fn parsed<T: serde::de::DeserializeOwned>(&mut self, name: &str, wanted: &str) -> Result<Option<T>, ApiError> {
+    fn parsed<T: serde::de::DeserializeOwned>(
+        &mut self,
+        name: &str,
+        wanted: &str,
+    ) -> Result<Option<T>, ApiError> {
         let parse = |raw: Raw<'_>| {
             serde_json::from_str(raw.text())
                 .map_err(|_| ApiError::field(name, format!("got {}, wanted {wanted}", clip(raw.text()))))
@@ -179,7 +183,8 @@ impl Raw<'_> {
 
 /// A string from raw JSON.
 pub fn as_string(name: &str, raw: &str) -> Result<String, ApiError> {
-    serde_json::from_str(raw).map_err(|_| ApiError::field(name, format!("got {}, wanted a string", clip(raw))))
+    serde_json::from_str(raw)
+        .map_err(|_| ApiError::field(name, format!("got {}, wanted a string", clip(raw))))
 }
 
 /// A whole number in `range` from its text: digits alone, so that no client's rounding goes unnoticed.
@@ -250,7 +255,11 @@ mod tests {
     fn case_79_integers_are_digits_in_range() {
         for text in ["-1", "1.0", "1e3", "11", "99999999999999999999", "\"5\"", "true", "[]", "+5"] {
             let error = as_integer("seed", text, &(0..=10)).unwrap_err();
-            assert!(error.message.contains(text) && error.message.contains("from 0 to 10"), "{}", error.message);
+            assert!(
+                error.message.contains(text) && error.message.contains("from 0 to 10"),
+                "{}",
+                error.message
+            );
         }
         assert_eq!(as_integer("seed", "7", &(0..=10)), Ok(7));
     }

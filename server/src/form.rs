@@ -27,7 +27,8 @@ pub struct Form {
 /// Names under which an image may come: what OpenAI's clients send for one, for several, and what PHP-like ones do.
 fn is_image(name: &str) -> bool {
     let index = name.strip_prefix("image[").and_then(|rest| rest.strip_suffix(']'));
-    matches!(name, "image" | "images" | "images[]") || index.is_some_and(|i| i.bytes().all(|b| b.is_ascii_digit()))
+    matches!(name, "image" | "images" | "images[]")
+        || index.is_some_and(|i| i.bytes().all(|b| b.is_ascii_digit()))
 }
 
 /// Reads a form. The parts' own types are not looked at: what an image is, its bytes say.
@@ -61,10 +62,13 @@ pub async fn read(body: Bytes, boundary: &str) -> Result<Form, ApiError> {
             return Err(ApiError::field(clip(&name), message));
         }
         if value.len() > MAX_TEXT {
-            return Err(ApiError::field(clip(&name), format!("has {} bytes, at most {MAX_TEXT}", value.len())));
+            return Err(ApiError::field(
+                clip(&name),
+                format!("has {} bytes, at most {MAX_TEXT}", value.len()),
+            ));
         }
-        let text = String::from_utf8(value.into())
-            .map_err(|_| ApiError::field(clip(&name), "is not UTF-8"))?;
+        let text =
+            String::from_utf8(value.into()).map_err(|_| ApiError::field(clip(&name), "is not UTF-8"))?;
         texts.push((name, text));
     }
     Ok(Form { fields: Fields::form(texts)?, images })

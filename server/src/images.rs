@@ -110,7 +110,9 @@ mod tests {
 
     #[test]
     fn case_67_data_uris_are_read_with_and_without_newlines() {
-        for text in ["data:image/png;base64,AQID", "data:;base64,AQ\nID\n", "DATA:image/gif;charset=x;BASE64, AQID"] {
+        for text in
+            ["data:image/png;base64,AQID", "data:;base64,AQ\nID\n", "DATA:image/gif;charset=x;BASE64, AQID"]
+        {
             assert_eq!(decode_base64(text).as_deref(), Ok(&[1, 2, 3][..]), "{text:?}");
         }
     }

@@ -7,12 +7,12 @@ use crate::failure::Failure;
 
 static RUNNING: AtomicBool = AtomicBool::new(false);
 static STOPPED: AtomicBool = AtomicBool::new(false);
+static WRITING: AtomicBool = AtomicBool::new(false);
 
 /// Takes over the signals for the rest of the process.
 pub fn install() -> Result<(), Failure> {
     ctrlc::set_handler(|| {
-        if !RUNNING.load(Relaxed) || STOPPED.swap(true, Relaxed) {
-            // Pictures are written aside and renamed, so no moment is a bad one.
+        if (!RUNNING.load(Relaxed) || STOPPED.swap(true, Relaxed)) && !WRITING.load(Relaxed) {
             std::process::exit(i32::from(Failure::Interrupted.code()));
         }
     })
@@ -22,6 +22,11 @@ pub fn install() -> Result<(), Failure> {
 /// From now on the work looks at [`stopped`], and the first signal is left to it.
 pub fn running() {
     RUNNING.store(true, Relaxed);
+}
+
+/// From now on signals are ignored: the picture is written in less time than it takes to stop.
+pub fn writing() {
+    WRITING.store(true, Relaxed);
 }
 
 /// Whether to stop.

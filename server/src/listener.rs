@@ -31,7 +31,7 @@ const MAX_HEAD: usize = 64 << 10;
 /// Most headers of a request.
 const MAX_HEADERS: usize = 100;
 /// How long a client may take nothing of an answer before its connection is given up.
-const WRITE_STALL: Duration = Duration::from_secs(60);
+const WRITE_STALL: Duration = Duration::from_mins(1);
 /// How long open connections may take to end after the last work.
 const CLOSING: Duration = Duration::from_secs(5);
 
@@ -43,8 +43,12 @@ pub fn bind(config: &Config) -> Result<StdListener, StartError> {
     let address = SocketAddr::new(config.host, config.port);
     let fail = |error: std::io::Error| {
         let hint = match error.kind() {
-            std::io::ErrorKind::AddrInUse => "another process listens there; stop it or choose another --port",
-            std::io::ErrorKind::PermissionDenied => "ports below 1024 need a privilege; choose another --port",
+            std::io::ErrorKind::AddrInUse => {
+                "another process listens there; stop it or choose another --port"
+            }
+            std::io::ErrorKind::PermissionDenied => {
+                "ports below 1024 need a privilege; choose another --port"
+            }
             std::io::ErrorKind::AddrNotAvailable => "no network interface has this address; see --host",
             _ => "see --host and --port",
         };

@@ -11,7 +11,8 @@ use prometheus_client::{
 
 /// Upper bounds in seconds, from a refused request to the execution limit.
 const SECONDS: [f64; 18] = [
-    0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 600.0, 1200.0,
+    0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 600.0,
+    1200.0,
 ];
 
 /// Labels of a request.
@@ -125,7 +126,11 @@ impl Metrics {
         );
         registry.register("rejections", "Refused requests by error code", self.rejections.clone());
         registry.register("failures", "Failed requests by error code", self.failures.clone());
-        registry.register("jobs_in_progress", "Jobs on the device or being encoded", self.in_progress.clone());
+        registry.register(
+            "jobs_in_progress",
+            "Jobs on the device or being encoded",
+            self.in_progress.clone(),
+        );
         registry.register("queue_size", "Jobs that wait", self.queue_size.clone());
         registry.register_with_unit("queue_wait", "Time jobs waited", Unit::Seconds, self.queue_wait.clone());
         registry.register_with_unit(
@@ -147,7 +152,12 @@ impl Metrics {
             self.reference_cache_hits.clone(),
         );
         registry.register("model_load", "Model loads", self.model_load.clone());
-        registry.register_with_unit("device_warmup_duration", "Time of the warm-up", Unit::Seconds, self.warm_up.clone());
+        registry.register_with_unit(
+            "device_warmup_duration",
+            "Time of the warm-up",
+            Unit::Seconds,
+            self.warm_up.clone(),
+        );
         registry.register_with_unit(
             "device_memory",
             "Memory that the weights take on the device",

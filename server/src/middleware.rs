@@ -59,7 +59,8 @@ impl Drop for Access {
         metrics.requests.get_or_create(&labels).inc();
         metrics.request_duration.get_or_create(&RouteLabel { route: self.route.clone() }).observe(seconds);
         if let Some(code) = self.code {
-            let family = if matches!(self.status, 500 | 504) { &metrics.failures } else { &metrics.rejections };
+            let family =
+                if matches!(self.status, 500 | 504) { &metrics.failures } else { &metrics.rejections };
             family.get_or_create(&CodeLabel { code }).inc();
         }
         tracing::info!(
@@ -129,7 +130,8 @@ fn trace_id(headers: &HeaderMap) -> Option<String> {
     let parts: Vec<&str> = value.split('-').collect();
     let [version, trace, parent, flags] = parts[..] else { return None };
     let hex = |text: &str, length: usize| {
-        text.len() == length && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+        text.len() == length
+            && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
     };
     let valid = hex(version, 2) && version != "ff" && hex(trace, 32) && hex(parent, 16) && hex(flags, 2);
     (valid && trace.bytes().any(|byte| byte != b'0')).then(|| trace.to_owned())
@@ -137,12 +139,20 @@ fn trace_id(headers: &HeaderMap) -> Option<String> {
 
 /// Any token is a method to HTTP; only real ones may become a label.
 fn known_method(method: &Method) -> Method {
-    let known =
-        [Method::GET, Method::POST, Method::HEAD, Method::OPTIONS, Method::PUT, Method::DELETE, Method::PATCH];
+    let known = [
+        Method::GET,
+        Method::POST,
+        Method::HEAD,
+        Method::OPTIONS,
+        Method::PUT,
+        Method::DELETE,
+        Method::PATCH,
+    ];
     if known.contains(method) { method.clone() } else { Method::from_bytes(b"OTHER").unwrap_or(Method::GET) }
 }
 
 /// Answer to a panic in a handler.
+#[allow(clippy::needless_pass_by_value)] // The layer hands it over.
 pub fn panicked(panic: Box<dyn std::any::Any + Send + 'static>) -> Response {
     let what = panic.downcast_ref::<&str>().copied().unwrap_or("no message");
     tracing::error!(what, "a handler panicked");

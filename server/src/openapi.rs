@@ -27,11 +27,22 @@ use crate::{config::MAX_IMAGE_BASE64, errors::ErrorBody, routes};
     ),
     paths(
         routes::predict::predict,
-        routes::jobs::generate, routes::jobs::list, routes::jobs::show, routes::jobs::image, routes::jobs::cancel,
+        routes::jobs::generate,
+        routes::jobs::list,
+        routes::jobs::show,
+        routes::jobs::image,
+        routes::jobs::cancel,
         routes::job_events::events,
-        routes::openai::generations, routes::openai::edits, routes::health::models,
-        routes::health::health, routes::health::info, routes::health::liveness, routes::health::metrics,
-        routes::docs::page, routes::docs::reference, routes::docs::openapi,
+        routes::openai::generations,
+        routes::openai::edits,
+        routes::health::models,
+        routes::health::health,
+        routes::health::info,
+        routes::health::liveness,
+        routes::health::metrics,
+        routes::docs::page,
+        routes::docs::reference,
+        routes::docs::openapi,
     ),
     components(schemas(ErrorBody))
 )]
@@ -93,9 +104,12 @@ fn set_range(field: &str, schema: &mut Schema, limits: &Limits) {
 
 fn refusal(description: &str) -> RefOr<Response> {
     let body = ContentBuilder::new().schema(Some(Ref::from_schema_name(ErrorBody::name()))).build();
-    let id = HeaderBuilder::new().schema(Some(String::schema())).description(Some("Id of the request")).build();
-    let response =
-        ResponseBuilder::new().description(description).content("application/json", body).header("X-Request-Id", id);
+    let id =
+        HeaderBuilder::new().schema(Some(String::schema())).description(Some("Id of the request")).build();
+    let response = ResponseBuilder::new()
+        .description(description)
+        .content("application/json", body)
+        .header("X-Request-Id", id);
     RefOr::T(response.build())
 }
 

@@ -8,8 +8,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tempfile::NamedTempFile;
-
 use crate::failure::Failure;
 
 /// A PNG file to be written.
@@ -40,9 +38,10 @@ impl Output {
             }
         }
         let output = Self { path };
-        output.aside().map_err(|error| match error.kind() {
+        // A file without a name: nothing is left behind, whatever happens.
+        tempfile::tempfile_in(output.directory()).map_err(|error| match error.kind() {
             ErrorKind::NotFound => refuse("its directory does not exist, make it first"),
-            // The error itself names the file that was tried, which nobody asked for.
+            // The error itself names a file that nobody asked for.
             kind => refuse(&format!("cannot be written: {kind}")),
         })?;
         Ok(output)
@@ -56,7 +55,11 @@ impl Output {
     /// Writes aside, then renames, so that a reader sees the old file or the whole new one.
     pub fn write(&self, bytes: &[u8]) -> Result<(), Failure> {
         let write = || {
-            let mut file = self.aside()?;
+            let mut file = tempfile::Builder::new()
+                .prefix(".flux2-")
+                .suffix(".png.part")
+                .permissions(Permissions::from_mode(0o666)) // less the umask, like any new file
+                .tempfile_in(self.directory())?;
             file.write_all(bytes)?;
             file.as_file().sync_all()?;
             file.persist(&self.path)?;
@@ -67,15 +70,10 @@ impl Output {
         })
     }
 
-    fn aside(&self) -> std::io::Result<NamedTempFile> {
-        let directory = match self.path.parent() {
+    fn directory(&self) -> &Path {
+        match self.path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
-        };
-        tempfile::Builder::new()
-            .prefix(".flux2-")
-            .suffix(".png.part")
-            .permissions(Permissions::from_mode(0o666)) // less the umask, like any new file
-            .tempfile_in(directory)
+        }
     }
 }

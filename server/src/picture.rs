@@ -51,7 +51,13 @@ impl OutputFormat {
 pub type Metadata = Vec<(&'static str, String)>;
 
 /// What a picture says about itself.
-pub fn metadata(params: &Params, model: &str, revision: &str, package: Option<&str>, prompt: bool) -> Metadata {
+pub fn metadata(
+    params: &Params,
+    model: &str,
+    revision: &str,
+    package: Option<&str>,
+    prompt: bool,
+) -> Metadata {
     let mut entries = vec![
         ("Software", format!("flux2-server {}", env!("CARGO_PKG_VERSION"))),
         ("model", model.to_owned()),
@@ -72,29 +78,34 @@ pub fn metadata(params: &Params, model: &str, revision: &str, package: Option<&s
 }
 
 /// Encodes a picture. `quality` 0 to 100 is used by JPEG alone.
-pub fn encode(image: &RgbImage, format: OutputFormat, quality: u8, metadata: &Metadata) -> Result<Bytes, String> {
+pub fn encode(
+    image: &RgbImage,
+    format: OutputFormat,
+    quality: u8,
+    metadata: &Metadata,
+) -> Result<Bytes, String> {
     let (width, height) = image.dimensions();
     let mut file = Vec::new();
-    let done = match format {
-        OutputFormat::Png => {
-            let text: Vec<(&str, &str)> = metadata.iter().map(|(key, value)| (*key, value.as_str())).collect();
-            return Ok(flux2::pixels::encode_png(image, &text).into());
-        }
-        OutputFormat::Jpeg => {
-            let mut encoder = JpegEncoder::new_with_quality(&mut file, quality.max(1));
-            encoder
-                .set_exif_metadata(exif(metadata))
-                .map_err(image::ImageError::Unsupported)
-                .and_then(|()| encoder.write_image(image.as_raw(), width, height, ExtendedColorType::Rgb8))
-        }
-        OutputFormat::Webp => {
-            let mut encoder = WebPEncoder::new_lossless(&mut file);
-            encoder
-                .set_exif_metadata(exif(metadata))
-                .map_err(image::ImageError::Unsupported)
-                .and_then(|()| encoder.write_image(image.as_raw(), width, height, ExtendedColorType::Rgb8))
-        }
-    };
+    let done =
+        match format {
+            OutputFormat::Png => {
+                let text: Vec<(&str, &str)> =
+                    metadata.iter().map(|(key, value)| (*key, value.as_str())).collect();
+                return Ok(flux2::pixels::encode_png(image, &text).into());
+            }
+            OutputFormat::Jpeg => {
+                let mut encoder = JpegEncoder::new_with_quality(&mut file, quality.max(1));
+                encoder.set_exif_metadata(exif(metadata)).map_err(image::ImageError::Unsupported).and_then(
+                    |()| encoder.write_image(image.as_raw(), width, height, ExtendedColorType::Rgb8),
+                )
+            }
+            OutputFormat::Webp => {
+                let mut encoder = WebPEncoder::new_lossless(&mut file);
+                encoder.set_exif_metadata(exif(metadata)).map_err(image::ImageError::Unsupported).and_then(
+                    |()| encoder.write_image(image.as_raw(), width, height, ExtendedColorType::Rgb8),
+                )
+            }
+        };
     done.map(|()| Bytes::from(file)).map_err(|error| error.to_string())
 }
 

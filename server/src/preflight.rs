@@ -39,8 +39,8 @@ pub fn directories() -> Result<(), StartError> {
 
 /// The checkpoint is there and complete.
 pub fn checkpoint(config: &Config) -> Result<PathBuf, StartError> {
-    let checkpoint =
-        flux2::snapshot::find(config.checkpoint.as_deref()).map_err(|error| unusable(&error.to_string(), 0))?;
+    let checkpoint = flux2::snapshot::find(config.checkpoint.as_deref())
+        .map_err(|error| unusable(&error.to_string(), 0))?;
     let problems = flux2::pipeline::check(&checkpoint, config.text_encoder().as_deref());
     match problems.split_first() {
         None => Ok(checkpoint),
@@ -61,5 +61,7 @@ pub fn writable(directory: &Path) -> Result<(), String> {
     std::fs::create_dir_all(directory)
         .and_then(|()| tempfile::Builder::new().prefix(".flux2-").tempfile_in(directory))
         .map(drop)
-        .map_err(|error| format!("files cannot be written there by this user ({error}); mount it writable, or unset it"))
+        .map_err(|error| {
+            format!("files cannot be written there by this user ({error}); mount it writable, or unset it")
+        })
 }

@@ -60,14 +60,14 @@ pub struct Server {
 /// # Errors
 /// A key file that cannot be read, a listener that cannot be used, a thread that cannot be made.
 pub fn start(
-    config: Config,
+    config: &Config,
     checkpoint: PathBuf,
     listener: StdListener,
     opener: Opener,
     ready: impl FnOnce(SocketAddr) + Send + 'static,
 ) -> Result<Server, StartError> {
     let failure = |error: std::io::Error| StartError::new(Exit::Failure, error.to_string());
-    let app = Arc::new(App::new(config.clone(), checkpoint.clone(), Keys::load(&config)?));
+    let app = Arc::new(App::new(config.clone(), checkpoint.clone(), Keys::load(config)?));
     let address = listener.local_addr().map_err(failure)?;
     let listener = TcpListener::from_std(listener).map_err(failure)?;
     let (stop, stopping) = watch::channel(false);
@@ -83,7 +83,7 @@ pub fn start(
     let (report, worker) = oneshot::channel();
     let for_worker = app.clone();
     let run = move || {
-        let options = worker::open_options(&for_worker.config, checkpoint);
+        let options = worker::open_options(&for_worker.config, checkpoint, for_worker.limits());
         let result = worker::run(&for_worker, &options, opener, &rasters, || ready(address));
         // Nobody listens when the process has given up waiting.
         let _ = report.send(result);
@@ -123,7 +123,8 @@ impl Server {
             self.app.queue.close(&self.app.life.phase());
         }
         self.reaper.abort();
-        let _ = timeout(if result.is_ok() { ENCODE_GRACE } else { Duration::from_secs(1) }, self.encoder).await;
+        let _ =
+            timeout(if result.is_ok() { ENCODE_GRACE } else { Duration::from_secs(1) }, self.encoder).await;
         let _ = self.stop.send(true);
         let _ = self.listener.await;
         result
@@ -173,7 +174,11 @@ async fn stalled(app: Arc<App>) -> StartError {
         }
         job.stop(StopReason::Deadline);
         job.finish(State::Error, Err(worker::over_time(&app, &job)));
-        let why = format!("the device has not answered for {:.0} s in stage {}", since.as_secs_f64(), job.stage_name());
+        let why = format!(
+            "the device has not answered for {:.0} s in stage {}",
+            since.as_secs_f64(),
+            job.stage_name()
+        );
         return StartError::new(Exit::Device, why);
     }
 }

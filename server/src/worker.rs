@@ -26,7 +26,6 @@ use crate::{
     queue::{
         self,
         job::{Job, State, StopReason, TimingMs},
-        rates::Work,
     },
 };
 
@@ -96,13 +95,17 @@ fn count_load(app: &App, status: &'static str) {
 }
 
 /// Options of the device and the checkpoint.
-pub fn open_options(config: &crate::config::Config, checkpoint: std::path::PathBuf) -> OpenOptions {
+pub fn open_options(
+    config: &crate::config::Config,
+    checkpoint: std::path::PathBuf,
+    limits: flux2::request::Limits,
+) -> OpenOptions {
     OpenOptions {
         checkpoint,
         text_encoder: config.text_encoder(),
         device: flux2::DeviceChoice::Cpu { threads: config.threads },
         precision: config.dtype.into(),
-        limits: Some(config.limits()),
+        limits: Some(limits),
     }
 }
 
@@ -124,7 +127,7 @@ fn warm_up(app: &App, pipeline: &mut dyn Pipeline, starting: bool) -> flux2::Res
     let result = catch_unwind(AssertUnwindSafe(|| pipeline.generate(&request, &mut progress)));
     result.unwrap_or_else(|panic| Err(lost_in("warm-up", &panic)))?;
     let seconds = start.elapsed().as_secs_f64();
-    app.queue.measured(Work { width: side, height: side, reference_pixels: 0 }, seconds);
+    app.queue.measured(app.work(&request), seconds);
     if starting {
         app.metrics.warm_up.set(seconds);
     }
@@ -229,7 +232,8 @@ fn run_job(
         }
         Ok(Err(error)) => failure(app, job, &error),
         Err(panic) => {
-            let message = format!("the run panicked in stage {}: {}", job.stage_name(), panic_text(panic.as_ref()));
+            let message =
+                format!("the run panicked in stage {}: {}", job.stage_name(), panic_text(panic.as_ref()));
             (true, ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "panic", message))
         }
     };
@@ -261,9 +265,7 @@ fn failure(app: &App, job: &Job, error: &flux2::Error) -> (bool, ApiError) {
             Some(reason) => (false, queue::stopped(job, reason)),
             None => (false, ApiError::internal("the run stopped for no reason that is known")),
         },
-        flux2::Error::Request(error) => {
-            (false, ApiError::field(error.parameter.clone(), &error.message))
-        }
+        flux2::Error::Request(error) => (false, ApiError::field(error.parameter.clone(), &error.message)),
         flux2::Error::NonFinite { .. } => (false, server_error("non_finite", error.to_string())),
         flux2::Error::Device { .. } => {
             (true, server_error("device", format!("in stage {}: {error}", job.stage_name())))

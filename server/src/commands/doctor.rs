@@ -19,9 +19,22 @@ const NODES: &str = "/dev/tenstorrent";
 const CAP_SYS_NICE: u64 = 1 << 23;
 /// Variables that matter here and hold no secret.
 const VARIABLES: [&str; 16] = [
-    "KLEIN_SNAPSHOT", "KLEIN_TEXT_ENCODER", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HOME", "USER",
-    "TT_METAL_HOME", "TT_METAL_RUNTIME_ROOT", "TT_METAL_CACHE", "TT_METAL_LOGS_PATH", "TT_DIT_CACHE_DIR",
-    "TT_VISIBLE_DEVICES", "TT_MESH_GRAPH_DESC_PATH", "ARCH_NAME", "MESH_DEVICE",
+    "KLEIN_SNAPSHOT",
+    "KLEIN_TEXT_ENCODER",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_HUB_OFFLINE",
+    "HOME",
+    "USER",
+    "TT_METAL_HOME",
+    "TT_METAL_RUNTIME_ROOT",
+    "TT_METAL_CACHE",
+    "TT_METAL_LOGS_PATH",
+    "TT_DIT_CACHE_DIR",
+    "TT_VISIBLE_DEVICES",
+    "TT_MESH_GRAPH_DESC_PATH",
+    "ARCH_NAME",
+    "MESH_DEVICE",
 ];
 
 /// Say what this machine has and what `serve` would miss, as one block to paste into a report
@@ -59,7 +72,10 @@ impl Doctor {
         let checks = [
             ("settings", preflight::settings(&self.config).map(|()| "in range".to_owned())),
             ("directories", preflight::directories().map(|()| "writable".to_owned())),
-            ("checkpoint", preflight::checkpoint(&self.config).map(|path| format!("complete: {}", path.display()))),
+            (
+                "checkpoint",
+                preflight::checkpoint(&self.config).map(|path| format!("complete: {}", path.display())),
+            ),
             ("port", listener::bind(&self.config).map(|_| format!("{} is free", self.config.port))),
         ];
         let mut first = None;
@@ -103,11 +119,15 @@ fn user() -> String {
 fn processor() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let field = |name: &str| {
-        text.lines().find_map(|line| line.split_once(':').filter(|(key, _)| key.trim() == name)).map(|(_, v)| v.trim())
+        text.lines()
+            .find_map(|line| line.split_once(':').filter(|(key, _)| key.trim() == name))
+            .map(|(_, v)| v.trim())
     };
     let flags: Vec<&str> = field("flags").unwrap_or_default().split_whitespace().collect();
-    let seen: Vec<&str> =
-        ["avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16"].into_iter().filter(|f| flags.contains(f)).collect();
+    let seen: Vec<&str> = ["avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16"]
+        .into_iter()
+        .filter(|f| flags.contains(f))
+        .collect();
     let usable = std::thread::available_parallelism().map_or(0, usize::from);
     format!("{}, {usable} usable, {}", field("model name").unwrap_or("unknown"), seen.join(" "))
 }
@@ -219,5 +239,9 @@ fn locks() -> String {
         .filter(|entry| fs::OpenOptions::new().write(true).open(entry.path()).is_err())
         .map(|entry| entry.path().display().to_string())
         .collect();
-    if foreign.is_empty() { "no foreign lock files".to_owned() } else { format!("not writable: {}", foreign.join(", ")) }
+    if foreign.is_empty() {
+        "no foreign lock files".to_owned()
+    } else {
+        format!("not writable: {}", foreign.join(", "))
+    }
 }

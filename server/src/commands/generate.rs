@@ -17,6 +17,7 @@ use flux2::{
     pipeline::ModelInfo,
     pixels, reference,
     request::{Limits, SEED_END},
+    spec::{self, ModelSpec},
 };
 use serde::Serialize;
 
@@ -49,6 +50,12 @@ pub struct Generate {
     /// Seed of the noise, 0 to 2^53 - 1: the same seed gives the same picture
     #[arg(long, value_name = "N", default_value_t = 42, value_parser = seed, allow_negative_numbers = true)]
     seed: u64,
+    /// Denoising steps [default: the model's own; klein takes 4, no other]
+    #[arg(long, value_name = "N")]
+    steps: Option<usize>,
+    /// Guidance scale of a guided model, from 0 [default: the model's own; klein takes none]
+    #[arg(long, value_name = "SCALE", allow_negative_numbers = true)]
+    guidance: Option<f32>,
     /// Picture to write, replaced if it exists [default: flux2-SEED.png]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -97,12 +104,17 @@ impl Generate {
     /// Runs the command.
     pub fn run(&self) -> Result<(), Failure> {
         interrupt::install()?;
-        let limits = if self.allow_small { Limits::KLEIN.with_small_sizes() } else { Limits::KLEIN };
-        let request = self.request(&limits)?;
+        // Wrong usage is told before a missing checkpoint is, and both before any weight is read.
+        let found = self.checkpoint.find();
+        let spec =
+            found.as_ref().map_or(Ok(&spec::KLEIN), |path| spec::of_checkpoint(path)).unwrap_or(&spec::KLEIN);
+        let limits = spec.limits.clone();
+        let limits = if self.allow_small { limits.with_small_sizes() } else { limits };
+        let request = self.request(spec, &limits)?;
         let output =
             Output::new(&self.out.clone().unwrap_or_else(|| format!("flux2-{}.png", self.seed).into()))?;
         let options = OpenOptions {
-            checkpoint: self.checkpoint.find()?,
+            checkpoint: found?,
             text_encoder: self.checkpoint.text_encoder(),
             device: self.device.choice(),
             precision: self.device.precision(),
@@ -117,7 +129,7 @@ impl Generate {
         loading.finish(&pipeline.info().model, load_s);
         if !self.json {
             eprintln!(
-                "{}×{} pixels, seed {}, {} steps, {} references, {}",
+                "{}×{} pixels, seed {}, {} steps, references: {}, {}",
                 request.width,
                 request.height,
                 request.seed,
@@ -148,6 +160,7 @@ impl Generate {
         let info = pipeline.info();
         let metadata = metadata(&request, info);
         let chunks: Vec<_> = metadata.iter().map(|(key, value)| (*key, value.as_str())).collect();
+        interrupt::writing();
         output.write(&pixels::encode_png(&picture, &chunks))?;
         let total_s = start.elapsed().as_secs_f64();
 
@@ -176,7 +189,7 @@ impl Generate {
     }
 
     /// The request, as far as it can be checked without the weights.
-    fn request(&self, limits: &Limits) -> Result<Request, Failure> {
+    fn request(&self, spec: &ModelSpec, limits: &Limits) -> Result<Request, Failure> {
         // Before any file is read: there may be a thousand of them.
         if self.images.len() > limits.max_references {
             return Err(Failure::Usage(format!(
@@ -193,6 +206,8 @@ impl Generate {
             width: self.width.unwrap_or(defaults.width),
             height: self.height.unwrap_or(defaults.height),
             seed: self.seed,
+            steps: self.steps.unwrap_or(spec.steps),
+            guidance: self.guidance,
             references: references.collect::<Result<_, _>>()?,
             ..defaults
         };
@@ -222,8 +237,9 @@ fn read(file: &Path) -> Result<Vec<u8>, Failure> {
 }
 
 /// Text chunks of the PNG: enough to make the picture again.
-fn metadata(request: &Request, info: &ModelInfo) -> [(&'static str, String); 9] {
-    [
+fn metadata(request: &Request, info: &ModelInfo) -> Vec<(&'static str, String)> {
+    let guidance = request.guidance.or(info.spec.guidance);
+    let mut chunks = vec![
         ("prompt", request.prompt.clone()),
         ("seed", request.seed.to_string()),
         ("width", request.width.to_string()),
@@ -233,5 +249,7 @@ fn metadata(request: &Request, info: &ModelInfo) -> [(&'static str, String); 9] 
         ("model", info.model.clone()),
         ("dtype", info.precision.name().to_owned()),
         ("software", concat!("flux2-server ", env!("CARGO_PKG_VERSION")).to_owned()),
-    ]
+    ];
+    chunks.extend(guidance.map(|scale| ("guidance", scale.to_string())));
+    chunks
 }

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use flux2::{
     Request, RgbImage,
     model::Configs,
-    plan::{StagePlan, plan},
+    plan::{Run, StagePlan, plan},
     spec::{self, ModelSpec},
 };
 use serde::Serialize;
@@ -30,9 +30,12 @@ pub struct Plan {
     /// Number of reference images, counted at 1024×1024
     #[arg(long, value_name = "N", default_value_t = 0)]
     references: u8,
-    /// Denoising steps
-    #[arg(long, value_name = "N", default_value_t = 4)]
-    steps: usize,
+    /// Denoising steps [default: the model's own]
+    #[arg(long, value_name = "N")]
+    steps: Option<usize>,
+    /// Tokens of the prompt with the chat's own. Fewer cost less where the padding comes before the prompt (dev)
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    prompt_tokens: usize,
     /// Published model
     #[arg(long, value_enum, default_value_t, conflicts_with = "checkpoint")]
     model: PublishedModel,
@@ -52,6 +55,8 @@ enum PublishedModel {
     #[default]
     #[value(name = "klein-4b")]
     Klein4b,
+    #[value(name = "dev")]
+    Dev,
 }
 
 #[derive(Serialize)]
@@ -116,16 +121,22 @@ impl Plan {
         let (model, configs, spec) = self.model()?;
         let limits =
             if self.allow_small { spec.limits.clone().with_small_sizes() } else { spec.limits.clone() };
+        let steps = self.steps.unwrap_or(spec.steps);
         let request = Request {
             width: self.width,
             height: self.height,
-            steps: self.steps,
+            steps,
             references: vec![RgbImage::new(64, 64); usize::from(self.references)],
             ..Request::new("a plan looks at no prompt")
         };
         limits.check(&request).map_err(|error| Failure::request(&error, &[]))?;
-        let references = vec![REFERENCE; usize::from(self.references)];
-        let plan = plan(&configs, spec, [self.height, self.width], &references, self.steps)?;
+        let run = Run {
+            size: [self.height, self.width],
+            references: vec![REFERENCE; usize::from(self.references)],
+            steps,
+            prompt: spec.prompt.real(self.prompt_tokens),
+        };
+        let plan = plan(&configs, spec, &run)?;
         let [text_encoder, transformer, vae] = plan.parameters;
         let stages: Vec<_> = plan.stages.iter().map(stage_answer).collect();
         let mut total = Count::default();
@@ -136,8 +147,8 @@ impl Plan {
             model,
             width: self.width,
             height: self.height,
-            steps: self.steps,
-            references: references.len(),
+            steps,
+            references: run.references.len(),
             sequence: plan.sequence,
             parameters: Parameters { text_encoder, transformer, vae },
             total,
@@ -148,8 +159,11 @@ impl Plan {
 
     fn model(&self) -> Result<(String, Configs, &'static ModelSpec), Failure> {
         let Some(checkpoint) = &self.checkpoint else {
-            let PublishedModel::Klein4b = self.model;
-            return Ok((spec::KLEIN.name.to_owned(), Configs::klein_4b(), &spec::KLEIN));
+            let (configs, spec) = match self.model {
+                PublishedModel::Klein4b => (Configs::klein_4b(), &spec::KLEIN),
+                PublishedModel::Dev => (Configs::dev(), &spec::DEV),
+            };
+            return Ok((spec.name.to_owned(), configs, spec));
         };
         let spec = spec::of_checkpoint(checkpoint).map_err(Failure::checkpoint)?;
         let configs =
@@ -171,7 +185,7 @@ fn stage_answer(stage: &StagePlan) -> StageAnswer {
 fn print_table(answer: &Answer) {
     let Parameters { text_encoder, transformer, vae } = answer.parameters;
     println!(
-        "{}: {}×{}, {} steps, {} references, {} rows in the joint sequence",
+        "{}: {}×{}, {} steps, references: {}, {} rows in the joint sequence",
         answer.model, answer.width, answer.height, answer.steps, answer.references, answer.sequence
     );
     println!(

@@ -38,11 +38,12 @@ impl Serve {
             logging::install(&self.config)?;
             let checkpoint = preflight::run(&self.config)?;
             let listener = listener::bind(&self.config)?;
-            let server =
-                start(self.config.clone(), checkpoint, listener, Box::new(flux2::open), announce)?;
+            let server = start(&self.config, checkpoint, listener, Box::new(flux2::open), announce)?;
             tracing::info!(address = %server.address, "listening, loading the model");
             if !server.address.ip().is_loopback() && !server.app.keys.required() {
-                tracing::warn!("listening on a public address without an API key: anybody who reaches it may use it");
+                tracing::warn!(
+                    "listening on a public address without an API key: anybody who reaches it may use it"
+                );
             }
             tokio::spawn(signals.obey(server.app.clone()));
             server.wait().await
@@ -71,7 +72,9 @@ struct Signals {
 impl Signals {
     fn new() -> Result<Self, StartError> {
         let listen = |kind| {
-            signal(kind).map_err(|error| StartError::new(Exit::Failure, format!("signals cannot be handled: {error}")))
+            signal(kind).map_err(|error| {
+                StartError::new(Exit::Failure, format!("signals cannot be handled: {error}"))
+            })
         };
         Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
     }

@@ -168,7 +168,7 @@ pub struct Job {
 }
 
 /// A panic elsewhere leaves plain data behind: going on with it is right.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -196,16 +196,15 @@ impl Job {
         client: Client,
         params: Params,
         references: Vec<RgbImage>,
+        work: Work,
         detached: bool,
         kept: bool,
     ) -> Self {
-        let reference_pixels =
-            references.iter().map(|image| image.width() as usize * image.height() as usize).sum();
         Self {
             id: uuid::Uuid::new_v4().simple().to_string(),
             request_id,
             client,
-            work: Work { width: params.width, height: params.height, reference_pixels },
+            work,
             params,
             created: SystemTime::now(),
             queued_at: Instant::now(),

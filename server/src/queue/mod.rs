@@ -141,7 +141,11 @@ impl Queue {
     ///
     /// # Errors
     /// 422 for a key used with another content, 429 when there is no room, 503 when closed.
-    pub fn submit(self: &Arc<Self>, jobs: Vec<Job>, key: Option<&IdempotencyKey>) -> Result<Vec<Waiter>, ApiError> {
+    pub fn submit(
+        self: &Arc<Self>,
+        jobs: Vec<Job>,
+        key: Option<&IdempotencyKey>,
+    ) -> Result<Vec<Waiter>, ApiError> {
         let mut inner = lock(&self.inner);
         if let Some(known) = key.map(|key| inner.register.find_key(key)).transpose()?.flatten() {
             return Ok(self.attach(known));
@@ -204,8 +208,10 @@ impl Queue {
         if let Some(wait) = inner.wait_behind(inner.waiting.ahead_of_next(&first.client))
             && wait > self.limits.max_wait
         {
-            let message =
-                format!("the estimated wait of {wait:.0} s is over the limit of {:.0} s", self.limits.max_wait);
+            let message = format!(
+                "the estimated wait of {wait:.0} s is over the limit of {:.0} s",
+                self.limits.max_wait
+            );
             return refuse("wait_too_long", message, wait - self.limits.max_wait);
         }
         Ok(())
@@ -354,9 +360,11 @@ pub fn stopped(job: &Job, reason: StopReason) -> ApiError {
         StopReason::Cancelled => {
             ApiError::new(StatusCode::CONFLICT, "cancelled", "the job was cancelled by its client")
         }
-        StopReason::ClientGone => {
-            ApiError::new(StatusCode::CONFLICT, "client_gone", "the client went away before the picture was made")
-        }
+        StopReason::ClientGone => ApiError::new(
+            StatusCode::CONFLICT,
+            "client_gone",
+            "the client went away before the picture was made",
+        ),
         StopReason::Deadline => ApiError::new(
             StatusCode::GATEWAY_TIMEOUT,
             "execution_limit",

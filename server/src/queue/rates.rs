@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-/// What the time of a run depends on: width, height and the reference pixels.
+/// What the time of a run depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Work {
     /// Width in pixels.
@@ -12,13 +12,10 @@ pub struct Work {
     pub height: usize,
     /// Pixels of all references together.
     pub reference_pixels: usize,
-}
-
-impl Work {
-    /// Pixels that pass through the model.
-    const fn pixels(&self) -> usize {
-        self.width * self.height + self.reference_pixels
-    }
+    /// Denoising steps.
+    pub steps: usize,
+    /// Floating-point operations of the run; 0 if they could not be counted.
+    pub flops: u64,
 }
 
 /// Weight of the newest run in the average.
@@ -26,11 +23,11 @@ const NEWEST: f64 = 0.3;
 /// Most shapes that are remembered one by one.
 const MAX_SHAPES: usize = 256;
 
-/// Moving averages: by exact shape where one was seen, else by pixel.
+/// Moving averages: by exact shape where one was seen, else by floating-point operation.
 #[derive(Debug, Default)]
 pub struct Rates {
     by_shape: HashMap<Work, f64>,
-    seconds_per_pixel: Option<f64>,
+    seconds_per_flop: Option<f64>,
 }
 
 impl Rates {
@@ -42,9 +39,11 @@ impl Rates {
         } else if self.by_shape.len() < MAX_SHAPES {
             self.by_shape.insert(work, seconds);
         }
-        let rate = seconds / work.pixels().max(1) as f64;
-        self.seconds_per_pixel =
-            Some(self.seconds_per_pixel.map_or(rate, |old| old + NEWEST * (rate - old)));
+        if work.flops == 0 {
+            return;
+        }
+        let rate = seconds / work.flops as f64;
+        self.seconds_per_flop = Some(self.seconds_per_flop.map_or(rate, |old| old + NEWEST * (rate - old)));
     }
 
     /// Seconds that `work` will take; `None` before anything was measured.
@@ -52,7 +51,7 @@ impl Rates {
         self.by_shape
             .get(&work)
             .copied()
-            .or_else(|| self.seconds_per_pixel.map(|rate| rate * work.pixels() as f64))
+            .or_else(|| self.seconds_per_flop.map(|rate| rate * work.flops as f64))
     }
 }
 
@@ -61,8 +60,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prefers_the_same_shape_and_falls_back_to_pixels() {
-        let square = |side| Work { width: side, height: side, reference_pixels: 0 };
+    fn prefers_the_same_shape_and_falls_back_to_operations() {
+        let square = |side: usize| Work {
+            width: side,
+            height: side,
+            reference_pixels: 0,
+            steps: 4,
+            flops: (side * side) as u64,
+        };
         let mut rates = Rates::default();
         assert_eq!(rates.estimate(square(512)), None);
         rates.record(square(512), 2.0);

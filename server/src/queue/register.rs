@@ -43,7 +43,13 @@ pub(super) struct Register {
     by_id: HashMap<String, Arc<Job>>,
     gone: VecDeque<String>,
     gone_ids: HashSet<String>,
-    keys: HashMap<(Client, String), ([u8; 32], Vec<Arc<Job>>)>,
+    keys: HashMap<(Client, String), Keyed>,
+}
+
+/// What an idempotency key stands for.
+struct Keyed {
+    content: [u8; 32],
+    jobs: Vec<Arc<Job>>,
 }
 
 impl Register {
@@ -69,7 +75,7 @@ impl Register {
             return;
         }
         self.jobs.retain(|job| job.id != id);
-        self.keys.retain(|_, (_, jobs)| jobs.iter().all(|job| job.id != id));
+        self.keys.retain(|_, keyed| keyed.jobs.iter().all(|job| job.id != id));
         self.gone.push_back(id.to_owned());
         self.gone_ids.insert(id.to_owned());
         if self.gone.len() > REMEMBERED
@@ -102,8 +108,11 @@ impl Register {
     /// Jobs of a key. A key whose jobs failed is forgotten, so that a retry runs again.
     pub fn find_key(&mut self, key: &IdempotencyKey) -> Result<Option<Vec<Arc<Job>>>, ApiError> {
         let name = (key.client.clone(), key.key.clone());
-        let Some((content, jobs)) = self.keys.get(&name) else { return Ok(None) };
-        if jobs.iter().any(|job| job.stopped().is_some() || matches!(job.state(), State::Error | State::Cancelled)) {
+        let Some(Keyed { content, jobs }) = self.keys.get(&name) else { return Ok(None) };
+        if jobs
+            .iter()
+            .any(|job| job.stopped().is_some() || matches!(job.state(), State::Error | State::Cancelled))
+        {
             self.keys.remove(&name);
             return Ok(None);
         }
@@ -119,6 +128,6 @@ impl Register {
     }
 
     pub fn insert_key(&mut self, key: IdempotencyKey, jobs: Vec<Arc<Job>>) {
-        self.keys.insert((key.client, key.key), (key.content, jobs));
+        self.keys.insert((key.client, key.key), Keyed { content: key.content, jobs });
     }
 }

@@ -13,12 +13,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::{
-    app::App,
-    config::MAX_IMAGE_BASE64,
-    lifecycle::Phase,
-    openapi::Unauthorized,
-    picture::OutputFormat,
-    queue::rates::Work,
+    app::App, config::MAX_IMAGE_BASE64, lifecycle::Phase, openapi::Unauthorized, picture::OutputFormat,
 };
 
 /// Readiness.
@@ -179,8 +174,7 @@ pub struct Info {
 pub async fn info(State(app): State<Arc<App>>) -> Json<Info> {
     let limits = app.limits();
     let default = flux2::Request::new("");
-    let work = Work { width: default.width, height: default.height, reference_pixels: 0 };
-    let (run, wait) = app.queue.estimates(work);
+    let (run, wait) = app.queue.estimates(app.work(&default));
     Json(Info {
         model: app.model_name(),
         revision: app.revision(),
@@ -200,7 +194,7 @@ pub async fn info(State(app): State<Arc<App>>) -> Json<Info> {
             max_references: limits.max_references,
             max_image_base64: MAX_IMAGE_BASE64,
             max_prompt_chars: limits.max_prompt_chars,
-            max_prompt_tokens: app.model().map_or(512, |model| model.info.spec.prompt.tokens),
+            max_prompt_tokens: app.spec.prompt.tokens,
             steps: [*limits.steps.start(), *limits.steps.end()],
             guidance: limits.guidance,
             seed_min: 0,

@@ -186,7 +186,9 @@ fn names(parameter: &str) -> String {
 #[utoipa::path(get, path = "/jobs", tag = "jobs", responses((status = 200, body = JobList), JobRefusals))]
 pub async fn list(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Json<JobList> {
     let jobs = app.queue.all();
-    Json(JobList { jobs: jobs.iter().filter(|job| visible(&app, &caller, job)).map(|job| view(&app, job)).collect() })
+    Json(JobList {
+        jobs: jobs.iter().filter(|job| visible(&app, &caller, job)).map(|job| view(&app, job)).collect(),
+    })
 }
 
 /// One job.
@@ -221,8 +223,10 @@ pub async fn image(
             Ok(about(response, &job, Some(&picture)))
         }
         Some(Err(error)) => Err(conflict("no_image", format!("job {id} has no picture: {}", error.message))),
-        None => Err(conflict("not_done", format!("job {id} is not done yet; GET /jobs/{id} says how far it is"))
-            .retry_after(1)),
+        None => {
+            Err(conflict("not_done", format!("job {id} is not done yet; GET /jobs/{id} says how far it is"))
+                .retry_after(1))
+        }
     }
 }
 
@@ -266,9 +270,7 @@ pub fn view(app: &App, job: &Arc<Job>) -> JobView {
     let snapshot = job.snapshot();
     let place = app.queue.place(&job.id);
     let (image_url, timing_ms, error) = match &snapshot.outcome {
-        Some(Ok(picture)) => {
-            (Some(format!("/jobs/{}/image", job.id)), Some(picture.timing_ms.clone()), None)
-        }
+        Some(Ok(picture)) => (Some(format!("/jobs/{}/image", job.id)), Some(picture.timing_ms.clone()), None),
         Some(Err(error)) => (None, None, Some(error.body().error)),
         None => (None, None, None),
     };

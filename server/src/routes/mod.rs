@@ -3,8 +3,8 @@
 
 pub mod docs;
 pub mod health;
-pub mod jobs;
 pub mod job_events;
+pub mod jobs;
 pub mod openai;
 pub mod openai_stream;
 pub mod predict;
@@ -91,7 +91,9 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
         CorsLayer::new()
             .allow_origin(origin)
             .allow_methods([Method::GET, Method::POST])
-            .allow_headers(sent.into_iter().chain([header::AUTHORIZATION, header::CONTENT_TYPE]).collect::<Vec<_>>())
+            .allow_headers(
+                sent.into_iter().chain([header::AUTHORIZATION, header::CONTENT_TYPE]).collect::<Vec<_>>(),
+            )
             .expose_headers(read.into_iter().chain([REQUEST_ID]).collect::<Vec<_>>()),
     )
 }
@@ -107,8 +109,10 @@ async fn no_route(uri: Uri) -> ApiError {
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> Response {
-    let allowed = PATHS.iter().find(|(path, _)| matches_path(path, uri.path())).map_or("GET", |(_, allowed)| allowed);
-    let message = format!("{} is not possible on {}; use {allowed}", crate::fields::clip(method.as_str()), uri.path());
+    let allowed =
+        PATHS.iter().find(|(path, _)| matches_path(path, uri.path())).map_or("GET", |(_, allowed)| allowed);
+    let message =
+        format!("{} is not possible on {}; use {allowed}", crate::fields::clip(method.as_str()), uri.path());
     let mut response = ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "wrong_method", message).into_response();
     let allow = if allowed == "GET" { "GET,HEAD" } else { allowed };
     response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allow));

@@ -36,11 +36,20 @@ use crate::{
 
 /// Fields that are read.
 const FIELDS: [&str; 10] = [
-    "prompt", "n", "size", "seed", "response_format", "output_format", "output_compression", "stream",
-    "partial_images", "background",
+    "prompt",
+    "n",
+    "size",
+    "seed",
+    "response_format",
+    "output_format",
+    "output_compression",
+    "stream",
+    "partial_images",
+    "background",
 ];
 /// Fields that clients send and that mean nothing to this model.
-const IGNORED: [&str; 7] = ["model", "quality", "style", "user", "moderation", "input_fidelity", "safety_identifier"];
+const IGNORED: [&str; 7] =
+    ["model", "quality", "style", "user", "moderation", "input_fidelity", "safety_identifier"];
 
 /// What to draw, in OpenAI's words. `model`, `quality`, `style`, `user`, `moderation` and `input_fidelity` are accepted
 /// and mean nothing.
@@ -269,7 +278,8 @@ fn parse(mut fields: Fields<'_>, images: Vec<EncodedImage>, route: &'static str)
     let prompt = fields
         .string("prompt")?
         .ok_or_else(|| ApiError::field("prompt", "is missing, wanted a description of the picture"))?;
-    let size = fields.string("size")?.filter(|size| size != "auto").map(|size| parse_size(&size)).transpose()?;
+    let size =
+        fields.string("size")?.filter(|size| size != "auto").map(|size| parse_size(&size)).transpose()?;
     let count = fields.integer("n", 1..=MAX_PICTURES)?.unwrap_or(1) as usize;
     let seed = fields.integer("seed", 0..=flux2::request::SEED_END - 1)?;
     one_of("response_format", fields.string("response_format")?, &["b64_json"])?;

@@ -63,11 +63,15 @@ pub fn respond(app: Arc<App>, job: Arc<Job>, waiter: Option<Waiter>, kind: Kind)
                     (kind.event(false), data)
                 }
                 Some(Err(error)) => ("error", json!({"type": "error", "error": error.body().error})),
-                None => ("error", json!({"type": "error", "error": {"message": "the job ended without an outcome"}})),
+                None => (
+                    "error",
+                    json!({"type": "error", "error": {"message": "the job ended without an outcome"}}),
+                ),
             }),
             News::Event(..) | News::Place(_) => None,
         };
-        let event = event.map(|(name, data)| Ok::<_, Infallible>(Event::default().event(name).data(data.to_string())));
+        let event = event
+            .map(|(name, data)| Ok::<_, Infallible>(Event::default().event(name).data(data.to_string())));
         std::future::ready(event)
     });
     Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()

@@ -142,7 +142,9 @@ pub fn native(
         Some(list) => list
             .iter()
             .enumerate()
-            .map(|(index, raw)| fields::as_string(&format!("images[{index}]"), raw.get()).map(EncodedImage::Base64))
+            .map(|(index, raw)| {
+                fields::as_string(&format!("images[{index}]"), raw.get()).map(EncodedImage::Base64)
+            })
             .collect::<Result<_, _>>()?,
     };
     let any = 0..=u64::MAX;

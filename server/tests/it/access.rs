@@ -44,7 +44,8 @@ async fn origins_are_closed_unless_listed() {
     let response = server.get("/health").header("origin", "https://a.example").send().await.unwrap();
     assert!(!response.headers().contains_key("access-control-allow-origin"));
     server.end().await.unwrap();
-    let server = fast(&["--cors-origins", "https://a.example,https://b.example", "--api-key", "secret-key"]).await;
+    let server =
+        fast(&["--cors-origins", "https://a.example,https://b.example", "--api-key", "secret-key"]).await;
     for (origin, allowed) in [("https://a.example", true), ("https://c.example", false)] {
         let preflight = server
             .client
@@ -83,7 +84,13 @@ async fn broken_requests_end_their_connection_alone() {
     let server = fast(&[]).await;
     let long = format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "a".repeat(100_000));
     let many = format!("GET / HTTP/1.1\r\n{}\r\n", "X-H: 1\r\n".repeat(500));
-    for bytes in [&b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03"[..], b"GET\r\n\r\n", b"\0\0\0\0\r\n\r\n", long.as_bytes(), many.as_bytes()] {
+    for bytes in [
+        &b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03"[..],
+        b"GET\r\n\r\n",
+        b"\0\0\0\0\r\n\r\n",
+        long.as_bytes(),
+        many.as_bytes(),
+    ] {
         let answer = raw(&server, bytes).await;
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
     }
@@ -135,7 +142,10 @@ async fn case_80_the_committed_openapi_is_what_klein_serves() {
     assert_eq!(std::fs::read_to_string(path).unwrap(), text, "see this test's comment");
     let served: Value = shared().get_json("/openapi.json").await.1;
     let width = &served["components"]["schemas"]["PredictRequest"]["properties"]["width"];
-    assert_eq!((&width["minimum"], &width["maximum"], &width["multipleOf"]), (&json!(16), &json!(1920), &json!(8)));
+    assert_eq!(
+        (&width["minimum"], &width["maximum"], &width["multipleOf"]),
+        (&json!(16), &json!(1920), &json!(8))
+    );
     let paths: Vec<&String> = served["paths"].as_object().unwrap().keys().collect();
     assert_eq!(paths.len(), 17, "{paths:?}");
 }

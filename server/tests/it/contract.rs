@@ -12,15 +12,22 @@ async fn predict_answers_the_keys_of_the_klein_card() {
     assert_eq!(status, 200, "{body}");
     let mut keys: Vec<&str> = body.as_object().unwrap().keys().map(String::as_str).collect();
     keys.sort_unstable();
-    let card = ["height", "image", "license", "model", "num_steps", "reference_count", "seed", "timing_ms", "width"];
+    let card =
+        ["height", "image", "license", "model", "num_steps", "reference_count", "seed", "timing_ms", "width"];
     let beyond = ["package_digest", "prompt_tokens", "prompt_truncated", "request_id"];
     let mut wanted: Vec<&str> = card.into_iter().chain(beyond).collect();
     wanted.sort_unstable();
     assert_eq!(keys, wanted);
     let mut stages: Vec<&str> = body["timing_ms"].as_object().unwrap().keys().map(String::as_str).collect();
     stages.sort_unstable();
-    assert_eq!(stages, ["context_s", "dit_s", "reference_encode_s", "text_encoder_s", "total_ms", "vae_decode_s"]);
-    assert_eq!((&body["seed"], &body["num_steps"], &body["reference_count"]), (&json!(42), &json!(4), &json!(0)));
+    assert_eq!(
+        stages,
+        ["context_s", "dit_s", "reference_encode_s", "text_encoder_s", "total_ms", "vae_decode_s"]
+    );
+    assert_eq!(
+        (&body["seed"], &body["num_steps"], &body["reference_count"]),
+        (&json!(42), &json!(4), &json!(0))
+    );
     assert!(body["timing_ms"]["total_ms"].as_f64().unwrap() > 0.0);
     assert_eq!(picture(&body).dimensions(), (32, 32));
 }
@@ -51,8 +58,14 @@ async fn case_44_the_picture_has_exactly_the_size_asked_for() {
 #[tokio::test]
 async fn case_44_sizes_off_the_range_or_the_grid_are_refused_with_both() {
     let server = shared();
-    for (field, value, range) in [("width", 1928, "1920"), ("height", 33, "8"), ("width", 8, "16"), ("height", 0, "16")] {
-        let message = refused(&server.post_json("/predict", &with(small("x"), &json!({field: value}))).await, 422, field);
+    for (field, value, range) in
+        [("width", 1928, "1920"), ("height", 33, "8"), ("width", 8, "16"), ("height", 0, "16")]
+    {
+        let message = refused(
+            &server.post_json("/predict", &with(small("x"), &json!({field: value}))).await,
+            422,
+            field,
+        );
         assert!(message.contains(&value.to_string()) && message.contains(range), "{message}");
     }
     let large = json!({"prompt": "x", "width": 1920, "height": 1096});
@@ -66,7 +79,8 @@ async fn case_48_and_49_the_size_never_comes_from_an_upload() {
     let gate = crate::scripted::Gate::opened();
     let server = TestServer::scripted(gate, std::time::Duration::ZERO, &[]).await;
     let upload = base64(&png(640, 200, [9, 9, 9]));
-    let response = server.post("/predict").json(&json!({"prompt": "x", "images": [upload]})).send().await.unwrap();
+    let response =
+        server.post("/predict").json(&json!({"prompt": "x", "images": [upload]})).send().await.unwrap();
     assert_eq!(response.headers()["x-size-source"], "default");
     let (_, body) = answer(response).await;
     assert_eq!(picture(&body).dimensions(), (1024, 1024));
@@ -79,7 +93,11 @@ async fn case_48_and_49_the_size_never_comes_from_an_upload() {
 
 #[tokio::test]
 async fn case_55_tokens_and_truncation_are_told() {
-    let tokenizer = flux2::prompt::PromptTokenizer::load(&std::path::Path::new(TINY).join("tokenizer")).unwrap();
+    let tokenizer = flux2::prompt::PromptTokenizer::load(
+        &std::path::Path::new(TINY).join("tokenizer"),
+        &flux2::prompt::QWEN3,
+    )
+    .unwrap();
     let tokens = |words: usize| {
         let prompt = "a ".repeat(words).trim_end().to_owned();
         (tokenizer.encode(&prompt).unwrap().total, prompt)
@@ -107,7 +125,11 @@ async fn prompts_are_text_of_1_to_4000_characters() {
         (Value::Null, "missing"),
         (json!(["a"]), "string"),
     ] {
-        let message = refused(&server.post_json("/predict", &with(small(""), &json!({"prompt": prompt}))).await, 422, "prompt");
+        let message = refused(
+            &server.post_json("/predict", &with(small(""), &json!({"prompt": prompt}))).await,
+            422,
+            "prompt",
+        );
         assert!(message.contains(reason), "{message}");
     }
     let (status, body) = server.post_json("/predict", &small(&"ä".repeat(4000))).await;
@@ -118,7 +140,9 @@ async fn prompts_are_text_of_1_to_4000_characters() {
 #[tokio::test]
 async fn case_56_and_57_the_seed_used_is_in_body_header_and_file() {
     let server = shared();
-    for (request, seed) in [(small("s"), 42_u64), (with(small("s"), &json!({"seed": 9_007_199_254_740_991_u64})), (1 << 53) - 1)] {
+    for (request, seed) in
+        [(small("s"), 42_u64), (with(small("s"), &json!({"seed": 9_007_199_254_740_991_u64})), (1 << 53) - 1)]
+    {
         let response = server.post("/predict").json(&request).send().await.unwrap();
         assert_eq!(response.headers()["x-seed"], seed.to_string().as_str());
         let (_, body) = answer(response).await;
@@ -139,8 +163,13 @@ async fn case_51_files_say_how_they_were_made() {
     let (_, body) = server.post_json("/predict", &with(small("café ☕"), &json!({"seed": 3}))).await;
     assert_eq!(body["package_digest"], "sha256:abc");
     for (key, value) in [
-        ("prompt", "café ☕"), ("seed", "3"), ("width", "32"), ("height", "32"), ("num_steps", "4"),
-        ("package_digest", "sha256:abc"), ("model_revision", "r1"),
+        ("prompt", "café ☕"),
+        ("seed", "3"),
+        ("width", "32"),
+        ("height", "32"),
+        ("num_steps", "4"),
+        ("package_digest", "sha256:abc"),
+        ("model_revision", "r1"),
     ] {
         assert_eq!(png_text(&body, key), value, "{key}");
     }
@@ -159,8 +188,14 @@ fn png_text(body: &Value, key: &str) -> String {
     reader.next_frame(&mut pixels).unwrap();
     reader.finish().unwrap();
     let info = reader.info();
-    let international = info.utf8_text.iter().find(|chunk| chunk.keyword == key).map(|chunk| chunk.get_text().unwrap());
-    let latin = || info.uncompressed_latin1_text.iter().find(|chunk| chunk.keyword == key).map(|chunk| chunk.text.clone());
+    let international =
+        info.utf8_text.iter().find(|chunk| chunk.keyword == key).map(|chunk| chunk.get_text().unwrap());
+    let latin = || {
+        info.uncompressed_latin1_text
+            .iter()
+            .find(|chunk| chunk.keyword == key)
+            .map(|chunk| chunk.text.clone())
+    };
     international.or_else(latin).unwrap_or_default()
 }
 
@@ -168,9 +203,17 @@ fn png_text(body: &Value, key: &str) -> String {
 #[tokio::test]
 async fn case_79_and_80_seeds_are_digits_below_2_to_the_53() {
     let server = shared();
-    for seed in ["-1", "1.5", "1e3", "4.0", "9007199254740992", "18446744073709551616", "\"7\"", "true", "[1]"] {
+    for seed in
+        ["-1", "1.5", "1e3", "4.0", "9007199254740992", "18446744073709551616", "\"7\"", "true", "[1]"]
+    {
         let body = format!("{{\"prompt\": \"x\", \"width\": 32, \"height\": 32, \"seed\": {seed}}}");
-        let response = server.post("/predict").header("content-type", "application/json").body(body).send().await.unwrap();
+        let response = server
+            .post("/predict")
+            .header("content-type", "application/json")
+            .body(body)
+            .send()
+            .await
+            .unwrap();
         let message = refused(&answer(response).await, 422, "seed");
         assert!(message.contains(seed) && message.contains("9007199254740991"), "{message}");
     }
@@ -185,7 +228,11 @@ async fn case_79_and_80_seeds_are_digits_below_2_to_the_53() {
 async fn steps_and_guidance_are_what_klein_takes() {
     let server = shared();
     for steps in [0, 3, 5, 50] {
-        let message = refused(&server.post_json("/predict", &with(small("x"), &json!({"num_steps": steps}))).await, 422, "num_steps");
+        let message = refused(
+            &server.post_json("/predict", &with(small("x"), &json!({"num_steps": steps}))).await,
+            422,
+            "num_steps",
+        );
         assert!(message.contains(&steps.to_string()) && message.contains('4'), "{message}");
     }
     let body = with(small("x"), &json!({"num_inference_steps": 28}));
@@ -202,17 +249,28 @@ async fn steps_and_guidance_are_what_klein_takes() {
 #[tokio::test]
 async fn case_83_unknown_fields_and_wrong_content_types_are_told() {
     let server = shared();
-    let message = refused(&server.post_json("/predict", &with(small("x"), &json!({"heigth": 32}))).await, 422, "heigth");
+    let message = refused(
+        &server.post_json("/predict", &with(small("x"), &json!({"heigth": 32}))).await,
+        422,
+        "heigth",
+    );
     assert!(message.contains("did you mean height?"), "{message}");
-    let message = refused(&server.post_json("/generate", &with(small("x"), &json!({"steps": 4}))).await, 422, "steps");
+    let message =
+        refused(&server.post_json("/generate", &with(small("x"), &json!({"steps": 4}))).await, 422, "steps");
     assert!(message.contains("known fields are") || message.contains("num_inference_steps"), "{message}");
     // OpenAI's own fields without a meaning here are taken; others are not.
-    let ignored = json!({"prompt": "x", "size": "32x32", "model": "gpt-image-1", "quality": "high", "user": "u"});
+    let ignored =
+        json!({"prompt": "x", "size": "32x32", "model": "gpt-image-1", "quality": "high", "user": "u"});
     assert_eq!(server.post_json("/v1/images/generations", &ignored).await.0, 200);
     let unknown = json!({"prompt": "x", "size": "32x32", "negative_prompt": "y"});
     refused(&server.post_json("/v1/images/generations", &unknown).await, 422, "negative_prompt");
 
-    for kind in [None, Some("text/plain"), Some("application/x-www-form-urlencoded"), Some("application/json; charset=latin1")] {
+    for kind in [
+        None,
+        Some("text/plain"),
+        Some("application/x-www-form-urlencoded"),
+        Some("application/json; charset=latin1"),
+    ] {
         let mut request = server.post("/predict").body(small("x").to_string());
         if let Some(kind) = kind {
             request = request.header("content-type", kind);
@@ -221,14 +279,20 @@ async fn case_83_unknown_fields_and_wrong_content_types_are_told() {
         assert!(message.contains("application/json"), "{message}");
     }
     let body = small("x").to_string();
-    let request = server.post("/predict").header("content-type", "application/json; charset=UTF-8").body(body);
+    let request =
+        server.post("/predict").header("content-type", "application/json; charset=UTF-8").body(body);
     assert_eq!(request.send().await.unwrap().status(), 200);
 }
 
 #[tokio::test]
 async fn bodies_that_are_not_json_are_400_with_the_byte() {
     let server = shared();
-    for (body, place) in [(&b"{\"prompt\": \"a"[..], "byte"), (b"", "byte 0"), (b"{\"prompt\": \"\xff\"}", "byte 12"), (b"{]", "byte 1")] {
+    for (body, place) in [
+        (&b"{\"prompt\": \"a"[..], "byte"),
+        (b"", "byte 0"),
+        (b"{\"prompt\": \"\xff\"}", "byte 12"),
+        (b"{]", "byte 1"),
+    ] {
         let request = server.post("/predict").header("content-type", "application/json").body(body.to_vec());
         let message = refused(&answer(request.send().await.unwrap()).await, 400, "");
         assert!(message.contains(place), "{message}");
@@ -251,7 +315,9 @@ async fn unknown_routes_and_wrong_methods_answer_in_the_one_body() {
 #[tokio::test]
 async fn every_answer_has_a_request_id_and_a_harmless_one_is_kept() {
     let server = shared();
-    for (sent, kept) in [(Some("abc-123"), true), (None, false), (Some("a b\tc"), false), (Some(&*"x".repeat(200)), false)] {
+    for (sent, kept) in
+        [(Some("abc-123"), true), (None, false), (Some("a b\tc"), false), (Some(&*"x".repeat(200)), false)]
+    {
         let mut request = server.get("/nowhere");
         if let Some(id) = sent {
             request = request.header("x-request-id", id);
@@ -278,6 +344,8 @@ async fn the_server_describes_itself() {
     assert!(info["estimated_run_s"].as_f64().unwrap() > 0.0, "{info}");
     for path in ["/", "/docs"] {
         let response = server.get(path).send().await.unwrap();
-        assert!(response.headers()["content-security-policy"].to_str().unwrap().contains("default-src 'none'"));
+        assert!(
+            response.headers()["content-security-policy"].to_str().unwrap().contains("default-src 'none'")
+        );
     }
 }

@@ -46,7 +46,8 @@ async fn case_59_hidden_colours_have_no_influence() {
             false => Rgba([colour[0], colour[1], colour[2], 0]),
         })
     };
-    let white = image::RgbImage::from_fn(64, 64, |x, _| image::Rgb(if x < 32 { [200, 30, 30] } else { [255; 3] }));
+    let white =
+        image::RgbImage::from_fn(64, 64, |x, _| image::Rgb(if x < 32 { [200, 30, 30] } else { [255; 3] }));
     let on_white = edited(&server, &encoded(white)).await;
     assert_eq!(edited(&server, &encoded(hidden([0, 0, 0]))).await, on_white);
     assert_eq!(edited(&server, &encoded(hidden([7, 250, 90]))).await, on_white);
@@ -129,14 +130,25 @@ async fn case_64_large_pictures_are_refused_by_their_head() {
 
 fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |crc, byte| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _| if crc & 1 == 1 { (crc >> 1) ^ 0xEDB8_8320 } else { crc >> 1 })
+        (0..8).fold(
+            crc ^ u32::from(*byte),
+            |crc, _| if crc & 1 == 1 { (crc >> 1) ^ 0xEDB8_8320 } else { crc >> 1 },
+        )
     })
 }
 
 #[tokio::test]
 async fn case_65_other_formats_are_refused_whatever_they_are_called() {
     let server = shared();
-    for magic in [&b"BM\x3a\0\0\0\0\0\0\0"[..], b"II*\0\x08\0\0\0", b"MM\0*\0\0\0\x08", b"\0\0\x01\0\x01\0", b"%PDF-1.4", b"<svg xmlns=''/>", b"P6 1 1 255 abc"] {
+    for magic in [
+        &b"BM\x3a\0\0\0\0\0\0\0"[..],
+        b"II*\0\x08\0\0\0",
+        b"MM\0*\0\0\0\x08",
+        b"\0\0\x01\0\x01\0",
+        b"%PDF-1.4",
+        b"<svg xmlns=''/>",
+        b"P6 1 1 255 abc",
+    ] {
         let padded = [magic, &[0; 64]].concat();
         let text = format!("data:image/png;base64,{}", base64(&padded));
         let message = refused_image(&server, &text).await;
@@ -152,7 +164,11 @@ async fn case_66_and_67_base64_in_every_form_is_the_same_picture() {
     let file = png(64, 64, [10, 200, 251]);
     let standard = base64(&file);
     let wanted = edited(&server, &standard).await;
-    let wrapped: String = standard.as_bytes().chunks(76).flat_map(|line| [std::str::from_utf8(line).unwrap(), "\r\n"]).collect();
+    let wrapped: String = standard
+        .as_bytes()
+        .chunks(76)
+        .flat_map(|line| [std::str::from_utf8(line).unwrap(), "\r\n"])
+        .collect();
     for form in [
         general_purpose::URL_SAFE.encode(&file),
         general_purpose::URL_SAFE_NO_PAD.encode(&file),
@@ -164,7 +180,9 @@ async fn case_66_and_67_base64_in_every_form_is_the_same_picture() {
     ] {
         assert_eq!(edited(&server, &form).await, wanted, "{}", &form[..40]);
     }
-    for (text, reason) in [("AA*A", "offset 2"), ("", "empty"), ("data:image/png,AAAA", "base64"), ("AAAAA", "base64")] {
+    for (text, reason) in
+        [("AA*A", "offset 2"), ("", "empty"), ("data:image/png,AAAA", "base64"), ("AAAAA", "base64")]
+    {
         let message = refused_image(&server, text).await;
         assert!(message.contains(reason), "{message}");
     }
@@ -186,7 +204,8 @@ async fn case_68_edits_take_image_and_images_and_json_in_order() {
             .part(names[1], part(files[1]))
     };
     let send = async |form: Form| {
-        let (status, body) = answer(server.post("/v1/images/edits").multipart(form).send().await.unwrap()).await;
+        let (status, body) =
+            answer(server.post("/v1/images/edits").multipart(form).send().await.unwrap()).await;
         assert_eq!(status, 200, "{body}");
         body["data"][0]["b64_json"].clone()
     };
@@ -219,8 +238,10 @@ async fn case_69_the_parts_own_type_is_not_trusted() {
     let mut pictures = Vec::new();
     for kind in ["application/octet-stream", "image/jpeg", "text/plain", "image/png"] {
         let part = Part::bytes(png(64, 64, [1, 255, 1])).file_name("x").mime_str(kind).unwrap();
-        let form = Form::new().text("prompt", "x").text("size", "32x32").text("seed", "1").part("image", part);
-        let (status, body) = answer(server.post("/v1/images/edits").multipart(form).send().await.unwrap()).await;
+        let form =
+            Form::new().text("prompt", "x").text("size", "32x32").text("seed", "1").part("image", part);
+        let (status, body) =
+            answer(server.post("/v1/images/edits").multipart(form).send().await.unwrap()).await;
         assert_eq!(status, 200, "{body}");
         pictures.push(body["data"][0]["b64_json"].clone());
     }
@@ -251,7 +272,8 @@ async fn case_70_the_body_limit_lets_the_largest_images_through() {
         let request = if declared {
             request.body(body)
         } else {
-            let chunks = body.chunks(1 << 20).map(|chunk| Ok::<_, std::io::Error>(chunk.to_vec())).collect::<Vec<_>>();
+            let chunks =
+                body.chunks(1 << 20).map(|chunk| Ok::<_, std::io::Error>(chunk.to_vec())).collect::<Vec<_>>();
             request.body(reqwest::Body::wrap_stream(futures_util::stream::iter(chunks)))
         };
         let message = refused(&answer(request.send().await.unwrap()).await, 413, "");

@@ -63,11 +63,13 @@ async fn events_tell_each_step_and_replay_what_was_missed() {
     let server = shared();
     let job = server.generate(&with(small("events"), &json!({"previews": 3}))).await;
     let live = events(&server, &job, None).await;
-    let names: Vec<&str> = live.iter().map(|(name, ..)| name.as_str()).filter(|name| *name != "queued").collect();
+    let names: Vec<&str> =
+        live.iter().map(|(name, ..)| name.as_str()).filter(|name| *name != "queued").collect();
     assert_eq!(names.first(), Some(&"started"));
     assert_eq!(names.last(), Some(&"done"));
     assert_eq!(names.iter().filter(|name| **name == "step").count(), 4);
-    let previews: Vec<&Value> = live.iter().filter(|(name, ..)| name == "preview").map(|(.., data)| data).collect();
+    let previews: Vec<&Value> =
+        live.iter().filter(|(name, ..)| name == "preview").map(|(.., data)| data).collect();
     assert_eq!(previews.iter().map(|data| data["step"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3]);
     // A preview is the model's estimate: a picture of the final size, and not the final one.
     let preview = picture(&json!({"image": previews[0]["b64_json"]}));
@@ -99,8 +101,11 @@ async fn waiting_jobs_tell_their_position_as_it_changes() {
     tokio::time::sleep(Duration::from_millis(200)).await;
     gate.open();
     let followed = following.await.unwrap();
-    let positions: Vec<u64> =
-        followed.iter().filter(|(name, ..)| name == "queued").map(|(.., data)| data["position"].as_u64().unwrap()).collect();
+    let positions: Vec<u64> = followed
+        .iter()
+        .filter(|(name, ..)| name == "queued")
+        .map(|(.., data)| data["position"].as_u64().unwrap())
+        .collect();
     assert!(positions.starts_with(&[1]) && positions.is_sorted_by(|a, b| a > b), "{positions:?}");
     server.end().await.unwrap();
 }
@@ -129,7 +134,10 @@ async fn hang_up_after_sending(server: &TestServer, path: &str, prompt: &str) ->
     let known = server.app.queue.all().len();
     let body = small(prompt).to_string();
     let mut socket = tokio::net::TcpStream::connect(server.address).await.unwrap();
-    let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n", body.len());
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
     socket.write_all((head + &body).as_bytes()).await.unwrap();
     wait_until(|| server.app.queue.all().len() > known).await;
     let mut nothing = [0; 1];

@@ -30,7 +30,10 @@ async fn health_is_red_while_loading_and_work_is_503() {
     assert!(response.headers().contains_key("retry-after"));
     let (status, health) = answer(response).await;
     assert_eq!(status, 503);
-    assert_eq!((&health["status"], &health["phase"], &health["ready"]), (&json!("loading"), &json!("load"), &json!(false)));
+    assert_eq!(
+        (&health["status"], &health["phase"], &health["ready"]),
+        (&json!("loading"), &json!("load"), &json!(false))
+    );
     let (status, alive) = server.get_json("/tt-liveness").await;
     assert_eq!((status.as_u16(), &alive["model_ready"]), (200, &json!(false)));
     let response = server.post("/predict").json(&small("early")).send().await.unwrap();
@@ -166,7 +169,10 @@ fn spawn(flags: &[&str], environment: &[(&str, &str)]) -> Child {
 fn ready(child: &mut Child) -> String {
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-    assert!(line.contains("Application startup complete") && line.contains("\"event\": \"ready\""), "{line:?}");
+    assert!(
+        line.contains("Application startup complete") && line.contains("\"event\": \"ready\""),
+        "{line:?}"
+    );
     let line: serde_json::Value = serde_json::from_str(&line).unwrap();
     line["address"].as_str().unwrap().to_owned()
 }
@@ -194,7 +200,8 @@ async fn case_84_sigterm_during_a_picture_lets_it_finish_and_exits_0() {
     let mut child = spawn(&[], &[]);
     let url = ready(&mut child);
     let client = client();
-    let running = client.post(format!("{url}/predict")).json(&json!({"prompt": "x", "width": 64, "height": 64})).send();
+    let running =
+        client.post(format!("{url}/predict")).json(&json!({"prompt": "x", "width": 64, "height": 64})).send();
     let terminate = async {
         loop {
             let (_, list) = answer(client.get(format!("{url}/jobs")).send().await.unwrap()).await;
@@ -216,7 +223,8 @@ async fn case_84_sigterm_during_a_picture_lets_it_finish_and_exits_0() {
 async fn case_84_a_second_signal_is_immediate() {
     let mut child = spawn(&["--drain-limit", "90"], &[]);
     let url = ready(&mut child);
-    let request = client().post(format!("{url}/generate")).json(&json!({"prompt": "x", "width": 1024, "height": 1024}));
+    let request =
+        client().post(format!("{url}/generate")).json(&json!({"prompt": "x", "width": 1024, "height": 1024}));
     assert_eq!(request.send().await.unwrap().status(), 202);
     signal(&child, "-TERM");
     std::thread::sleep(Duration::from_millis(100));

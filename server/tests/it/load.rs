@@ -54,7 +54,8 @@ impl Process {
         let address = format!("127.0.0.1:{port}");
         let process = Self { child, url: format!("http://{address}"), address };
         let start = Instant::now();
-        while !matches!(client().get(format!("{}/health", process.url)).send().await, Ok(answer) if answer.status() == 200) {
+        while !matches!(client().get(format!("{}/health", process.url)).send().await, Ok(answer) if answer.status() == 200)
+        {
             assert!(start.elapsed() < Duration::from_secs(120));
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -77,10 +78,12 @@ impl Process {
 fn picture_request(index: usize) -> Value {
     let sizes = [(16, 16), (32, 16), (16, 32), (24, 24)];
     let (width, height) = sizes[index % sizes.len()];
-    let mut request = json!({"prompt": format!("picture {index}"), "width": width, "height": height, "seed": index * 31});
+    let mut request =
+        json!({"prompt": format!("picture {index}"), "width": width, "height": height, "seed": index * 31});
     if index % 3 == 0 {
         let reference = |colour: usize| base64(&png(64, 64, [(colour * 40) as u8, 90, 200]));
-        request["images"] = json!((0..=index % 2).map(|extra| reference(index % 6 + extra)).collect::<Vec<_>>());
+        request["images"] =
+            json!((0..=index % 2).map(|extra| reference(index % 6 + extra)).collect::<Vec<_>>());
     }
     request
 }
@@ -122,7 +125,9 @@ impl Load {
             let response = request.send().await.unwrap_or_else(|error| panic!("{path}: lost: {error}"));
             if response.status() == 429 {
                 self.tally.count("told to wait (429)");
-                self.tally.check(response.headers().contains_key("retry-after"), || "429 without Retry-After".into());
+                self.tally.check(response.headers().contains_key("retry-after"), || {
+                    "429 without Retry-After".into()
+                });
                 tokio::time::sleep(Duration::from_millis(200)).await;
                 continue;
             }
@@ -138,7 +143,10 @@ impl Load {
                 self.tally.count("picture");
                 let (status, body) = self.post("/predict", &picture_request(picture), None).await;
                 self.tally.check(status == 200 && body["image"] == self.wanted[&picture], || {
-                    format!("picture {picture}: {status} {}", &body.to_string()[..200.min(body.to_string().len())])
+                    format!(
+                        "picture {picture}: {status} {}",
+                        &body.to_string()[..200.min(body.to_string().len())]
+                    )
                 });
             }
             2 => self.repeat(number, picture).await,
@@ -150,7 +158,8 @@ impl Load {
             8..=16 => self.invalid(number).await,
             _ => {
                 self.tally.count("question");
-                let path = ["/health", "/info", "/jobs", "/metrics", "/v1/models", "/", "/openapi.json"][number % 7];
+                let path =
+                    ["/health", "/info", "/jobs", "/metrics", "/v1/models", "/", "/openapi.json"][number % 7];
                 let response = self.client.get(format!("{}{path}", self.process.url)).send().await;
                 let status = response.map(|response| response.status().as_u16());
                 self.tally.check(matches!(status, Ok(200)), || format!("{path}: {status:?}"));
@@ -161,9 +170,14 @@ impl Load {
     async fn repeat(&self, number: usize, picture: usize) {
         self.tally.count("idempotent repeat");
         let (key, request) = (format!("key {number}"), picture_request(picture));
-        let both = tokio::join!(self.post("/predict", &request, Some(&key)), self.post("/predict", &request, Some(&key)));
+        let both = tokio::join!(
+            self.post("/predict", &request, Some(&key)),
+            self.post("/predict", &request, Some(&key))
+        );
         for (status, body) in [both.0, both.1] {
-            self.tally.check(status == 200 && body["image"] == self.wanted[&picture], || format!("repeat: {status}"));
+            self.tally.check(status == 200 && body["image"] == self.wanted[&picture], || {
+                format!("repeat: {status}")
+            });
         }
     }
 
@@ -184,7 +198,8 @@ impl Load {
 
     async fn cancelled_job(&self) {
         self.tally.count("cancelled job");
-        let (_, accepted) = self.post("/generate", &json!({"prompt": "cancel", "width": 32, "height": 32}), None).await;
+        let (_, accepted) =
+            self.post("/generate", &json!({"prompt": "cancel", "width": 32, "height": 32}), None).await;
         let id = accepted["job_id"].as_str().unwrap_or_default();
         let (status, view) = self.post(&format!("/jobs/{id}/cancel"), &json!({}), None).await;
         self.tally.check([200, 409, 410].contains(&status), || format!("cancel: {status} {view}"));
@@ -246,7 +261,8 @@ impl Load {
         ];
         let (body, wanted) = &cases[number / 20 % cases.len()];
         let (status, body) = self.post("/predict", body, None).await;
-        self.tally.check(status == *wanted && body["detail"].is_string(), || format!("invalid: {status} {body}"));
+        self.tally
+            .check(status == *wanted && body["detail"].is_string(), || format!("invalid: {status} {body}"));
     }
 }
 
@@ -285,7 +301,11 @@ async fn load_and_abuse_give_no_wrong_answer_and_leak_nothing() {
         }
         next.store(part, Ordering::Relaxed);
         memory.push(load.process.memory());
-        println!("{share}: {part} requests, {:.0} s, {:.0} MiB", start.elapsed().as_secs_f64(), memory[memory.len() - 1]);
+        println!(
+            "{share}: {part} requests, {:.0} s, {:.0} MiB",
+            start.elapsed().as_secs_f64(),
+            memory[memory.len() - 1]
+        );
     }
     for (kind, count) in load.tally.kinds.lock().unwrap().iter() {
         println!("{count:6} {kind}");
@@ -293,12 +313,18 @@ async fn load_and_abuse_give_no_wrong_answer_and_leak_nothing() {
     let wrong = std::mem::take(&mut *load.tally.wrong.lock().unwrap());
     assert!(wrong.is_empty(), "{} wrong, the first: {}", wrong.len(), wrong[0]);
     let metrics = client_text(&load, "/metrics").await;
-    let server_errors = metrics.lines().filter(|line| line.starts_with("tt_media_server_requests_total") && line.contains("status=\"5"));
+    let server_errors = metrics
+        .lines()
+        .filter(|line| line.starts_with("tt_media_server_requests_total") && line.contains("status=\"5"));
     assert_eq!(server_errors.collect::<Vec<_>>(), [""; 0]);
     let growth = memory[1] / memory[0] - 1.0;
     println!("memory after warm-up: {:+.1} %", growth * 100.0);
     // A short run has not settled; the full one is held to ±5 %.
-    assert!(growth.abs() < if requests >= 10_000 { 0.05 } else { 0.5 }, "memory grew by {:.1} %", growth * 100.0);
+    assert!(
+        growth.abs() < if requests >= 10_000 { 0.05 } else { 0.5 },
+        "memory grew by {:.1} %",
+        growth * 100.0
+    );
     let Ok(load) = Arc::try_unwrap(load).map_err(|_| ()) else { panic!("all workers have ended") };
     let Load { client, process, .. } = load;
     drop(client);

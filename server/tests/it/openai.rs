@@ -26,14 +26,18 @@ async fn generations_answer_in_openais_shape() {
     let (status, body) = server.post_json("/v1/images/generations", &request(&json!({}))).await;
     assert_eq!(status, 200, "{body}");
     assert!(body["created"].as_u64().unwrap() > 1_700_000_000);
-    for (field, value) in [("size", "48x32"), ("size_source", "request"), ("output_format", "png"), ("background", "opaque")] {
+    for (field, value) in
+        [("size", "48x32"), ("size_source", "request"), ("output_format", "png"), ("background", "opaque")]
+    {
         assert_eq!(body[field], value, "{field}");
     }
     assert_eq!(body["usage"]["input_tokens"], body["usage"]["total_tokens"]);
     assert_eq!((&body["data"][0]["seed"], &body["data"][0]["seed_text"]), (&json!(6), &json!("6")));
     let picture = image::load_from_memory(&file(&body["data"][0])).unwrap();
     assert_eq!((picture.width(), picture.height()), (48, 32));
-    let (_, predicted) = server.post_json("/predict", &json!({"prompt": "a circle", "width": 48, "height": 32, "seed": 6})).await;
+    let (_, predicted) = server
+        .post_json("/predict", &json!({"prompt": "a circle", "width": 48, "height": 32, "seed": 6}))
+        .await;
     assert_eq!(picture.into_rgb8(), crate::support::picture(&predicted), "one model behind all routes");
 }
 
@@ -66,15 +70,35 @@ async fn formats_are_png_jpeg_and_webp_with_their_metadata() {
 async fn fields_out_of_range_name_themselves() {
     let server = shared();
     for (field, value) in [
-        ("size", json!("64")), ("size", json!("64x")), ("size", json!("33x32")), ("size", json!("8x8")), ("size", json!(64)),
-        ("n", json!(0)), ("n", json!(2.0)), ("response_format", json!("url")), ("output_format", json!("gif")),
-        ("output_compression", json!(101)), ("partial_images", json!(4)), ("background", json!("transparent")),
-        ("stream", json!("yes")), ("seed", json!(-1)), ("mask", json!("x")), ("prompt", json!("")),
+        ("size", json!("64")),
+        ("size", json!("64x")),
+        ("size", json!("33x32")),
+        ("size", json!("8x8")),
+        ("size", json!(64)),
+        ("n", json!(0)),
+        ("n", json!(2.0)),
+        ("response_format", json!("url")),
+        ("output_format", json!("gif")),
+        ("output_compression", json!(101)),
+        ("partial_images", json!(4)),
+        ("background", json!("transparent")),
+        ("stream", json!("yes")),
+        ("seed", json!(-1)),
+        ("mask", json!("x")),
+        ("prompt", json!("")),
     ] {
-        let message = refused(&server.post_json("/v1/images/generations", &request(&json!({field: value}))).await, 422, field);
+        let message = refused(
+            &server.post_json("/v1/images/generations", &request(&json!({field: value}))).await,
+            422,
+            field,
+        );
         assert!(message.starts_with(field), "{message}");
     }
-    refused(&server.post_json("/v1/images/generations", &request(&json!({"stream": true, "n": 2}))).await, 422, "n");
+    refused(
+        &server.post_json("/v1/images/generations", &request(&json!({"stream": true, "n": 2}))).await,
+        422,
+        "n",
+    );
     let auto = request(&json!({"size": "auto", "prompt": ""}));
     refused(&server.post_json("/v1/images/generations", &auto).await, 422, "prompt");
 }
@@ -102,7 +126,8 @@ async fn streams_give_partial_images_from_the_real_latents() {
             assert_ne!(data["b64_json"], last["b64_json"]);
         }
     }
-    let edit = request(&json!({"stream": true, "partial_images": 1, "image": base64(&png(64, 64, [1, 2, 3]))}));
+    let edit =
+        request(&json!({"stream": true, "partial_images": 1, "image": base64(&png(64, 64, [1, 2, 3]))}));
     let response = server.post("/v1/images/edits").json(&edit).send().await.unwrap();
     let events = parse_events(&response.text().await.unwrap());
     assert_eq!(events[0].0, "image_edit.partial_image");

@@ -41,7 +41,8 @@ impl Browser {
             .stderr(Stdio::null())
             .spawn()
             .expect("chromedriver: apt-get install chromium chromium-driver");
-        let mut arguments = vec!["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"];
+        let mut arguments =
+            vec!["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"];
         arguments.extend(options);
         let capabilities = json!({
             "goog:chromeOptions": {"args": arguments},
@@ -90,7 +91,8 @@ impl Browser {
     async fn screenshot(&self, name: &str) {
         let directory = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/screenshots"));
         std::fs::create_dir_all(&directory).unwrap();
-        std::fs::write(directory.join(name).with_extension("png"), self.client.screenshot().await.unwrap()).unwrap();
+        std::fs::write(directory.join(name).with_extension("png"), self.client.screenshot().await.unwrap())
+            .unwrap();
     }
 
     /// What the browser's console has at level SEVERE since the last call.
@@ -110,7 +112,11 @@ impl Browser {
             .await
             .unwrap();
         let entries = log["value"].as_array().unwrap();
-        entries.iter().filter(|entry| entry["level"] == "SEVERE").map(|entry| entry["message"].to_string()).collect()
+        entries
+            .iter()
+            .filter(|entry| entry["level"] == "SEVERE")
+            .map(|entry| entry["message"].to_string())
+            .collect()
     }
 
     /// Width and height of the picture that is shown, as the browser decoded it.
@@ -147,23 +153,28 @@ async fn generate_edit_and_history_by_keyboard_without_a_console_error() {
     browser.screenshot("2-generated").await;
 
     // The curl line and the Python line really make the same picture.
-    let shown = browser.client.execute(
-        "const data = await fetch(document.getElementById('picture').src); return (await data.arrayBuffer()).byteLength", vec![],
-    );
-    let bytes = shown.await.unwrap().as_u64().unwrap();
+    let job = server.app.queue.all().pop().unwrap().id.clone();
+    let shown = server.get(&format!("/jobs/{job}/image")).send().await.unwrap().bytes().await.unwrap();
     let directory = tempfile::tempdir().unwrap();
     for (program, argument, script) in [("sh", "-c", curl), ("python3", "-c", browser.text("python").await)] {
         let status = Command::new(program).args([argument, &script]).current_dir(directory.path()).status();
         assert!(status.unwrap().success(), "{script}");
         let file = std::fs::read(directory.path().join("out.png")).unwrap();
-        assert_eq!(file.len() as u64, bytes, "{program}");
+        assert_eq!(file, shown, "{program}");
         std::fs::remove_file(directory.path().join("out.png")).unwrap();
     }
 
     // An edit with a reference.
     let reference = directory.path().join("blue.png");
     std::fs::write(&reference, png(64, 64, [0, 0, 255])).unwrap();
-    browser.client.find(Locator::Id("files")).await.unwrap().send_keys(reference.to_str().unwrap()).await.unwrap();
+    browser
+        .client
+        .find(Locator::Id("files"))
+        .await
+        .unwrap()
+        .send_keys(reference.to_str().unwrap())
+        .await
+        .unwrap();
     browser.client.wait().for_element(Locator::Css("#thumbs img")).await.unwrap();
     browser.click("go").await;
     browser.until("facts", "References\n1").await;
@@ -175,14 +186,21 @@ async fn generate_edit_and_history_by_keyboard_without_a_console_error() {
     // Limits are checked by the browser, and by the server where it is passed by.
     browser.fill("width", "60").await;
     browser.click("go").await;
-    let valid = browser.client.execute("return document.getElementById('form').checkValidity()", vec![]).await.unwrap();
+    let valid = browser
+        .client
+        .execute("return document.getElementById('form').checkValidity()", vec![])
+        .await
+        .unwrap();
     assert_eq!(valid, json!(false), "60 is off the grid");
 
     assert_eq!(browser.console_errors().await, [""; 0]);
     let script = "return performance.getEntriesByType('resource').map(entry => entry.name)";
     for name in browser.client.execute(script, vec![]).await.unwrap().as_array().unwrap() {
         let name = name.as_str().unwrap();
-        assert!(name.starts_with(&server.url) || name.starts_with("blob:") || name.starts_with("data:"), "{NEEDS}: {name}");
+        assert!(
+            name.starts_with(&server.url) || name.starts_with("blob:") || name.starts_with("data:"),
+            "{NEEDS}: {name}"
+        );
     }
     browser.client.goto(&format!("{}/docs", server.url)).await.unwrap();
     browser.until("routes", "POST /predict").await;
@@ -197,11 +215,20 @@ async fn generate_edit_and_history_by_keyboard_without_a_console_error() {
 async fn cancel_errors_and_draining_are_shown_on_a_phone_in_the_dark() {
     let gate = Gate::closed();
     let server = TestServer::scripted(gate.clone(), Duration::ZERO, &[]).await;
-    let browser = Browser::open(&["--window-size=390,844", "--force-dark-mode", "--enable-features=WebContentsForceDark"]).await;
+    let browser = Browser::open(&[
+        "--window-size=390,844",
+        "--force-dark-mode",
+        "--enable-features=WebContentsForceDark",
+    ])
+    .await;
     browser.client.goto(&server.url).await.unwrap();
     browser.until("model", "scripted").await;
     let fits = "return document.documentElement.scrollWidth <= innerWidth";
-    assert_eq!(browser.client.execute(fits, vec![]).await.unwrap(), json!(true), "nothing sticks out on a phone");
+    assert_eq!(
+        browser.client.execute(fits, vec![]).await.unwrap(),
+        json!(true),
+        "nothing sticks out on a phone"
+    );
     browser.fill("width", "64").await;
     browser.fill("height", "64").await;
     browser.fill("prompt", "to be cancelled").await;

@@ -49,7 +49,9 @@ async fn case_76_a_full_queue_and_a_long_wait_are_429_with_the_time() {
     // The warm-up of 16 × 16 took its steps; a picture of 1920 × 1088 is some thousand times that.
     let gate = Gate::closed();
     let server = TestServer::scripted(gate.clone(), Duration::ZERO, &["--max-wait", "5"]).await;
-    server.app.queue.measured(server::queue::rates::Work { width: 64, height: 64, reference_pixels: 0 }, 10.0);
+    let mut square = flux2::Request::new("");
+    (square.width, square.height) = (64, 64);
+    server.app.queue.measured(server.app.work(&square), 10.0);
     let sized = |side: u64| json!({"prompt": "x", "width": side, "height": side});
     server.generate(&sized(64)).await;
     let response = server.post("/generate").json(&sized(64)).send().await.unwrap();
@@ -62,7 +64,8 @@ async fn case_76_a_full_queue_and_a_long_wait_are_429_with_the_time() {
 
 #[tokio::test]
 async fn case_76_the_time_limit_counts_from_the_start_of_execution() {
-    let server = TestServer::scripted(Gate::opened(), Duration::from_millis(60), &["--execution-limit", "0.6"]).await;
+    let server =
+        TestServer::scripted(Gate::opened(), Duration::from_millis(60), &["--execution-limit", "0.6"]).await;
     let calls = (0..6).map(|index| server.post("/predict").json(&small(&format!("{index}"))).send());
     for response in futures_util::future::join_all(calls).await {
         assert_eq!(response.unwrap().status(), 200, "the last one waits longer than the limit and is well");
@@ -91,7 +94,11 @@ async fn one_client_cannot_starve_another() {
     let message = refused(&send("hog-key-123", 99).await, 429, "");
     assert!(message.contains("of this client"), "{message}");
     let (status, guest) = send("guest-key-123", 0).await;
-    assert_eq!((status.as_u16(), &guest["position"]), (202, &json!(1)), "its turn comes after one of the other's");
+    assert_eq!(
+        (status.as_u16(), &guest["position"]),
+        (202, &json!(1)),
+        "its turn comes after one of the other's"
+    );
     // And nobody sees the other's jobs.
     let id = guest["job_id"].as_str().unwrap();
     let foreign = server.get(&format!("/jobs/{id}")).bearer_auth("hog-key-123").send().await.unwrap();
@@ -146,7 +153,8 @@ async fn n_pictures_count_their_seeds_up() {
     let request = json!({"prompt": "n", "size": "32x32", "seed": 5, "n": 3});
     let (status, body) = server.post_json("/v1/images/generations", &request).await;
     assert_eq!(status, 200, "{body}");
-    let seeds: Vec<u64> = body["data"].as_array().unwrap().iter().map(|data| data["seed"].as_u64().unwrap()).collect();
+    let seeds: Vec<u64> =
+        body["data"].as_array().unwrap().iter().map(|data| data["seed"].as_u64().unwrap()).collect();
     assert_eq!(seeds, [5, 6, 7]);
     let mut by_seed = HashMap::new();
     for data in body["data"].as_array().unwrap() {

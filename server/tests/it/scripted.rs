@@ -85,7 +85,10 @@ impl Scripted {
                 limits: spec.limits.clone().with_small_sizes(),
                 memory: MemoryReport::default(),
             },
-            tokenizer: Arc::new(PromptTokenizer::load(&std::path::Path::new(TINY).join("tokenizer")).unwrap()),
+            tokenizer: Arc::new(
+                PromptTokenizer::load(&std::path::Path::new(TINY).join("tokenizer"), &flux2::prompt::QWEN3)
+                    .unwrap(),
+            ),
             gate,
             step,
             dead: false,
@@ -169,7 +172,11 @@ impl Pipeline for Scripted {
                 return Err(self.fail(fault));
             }
             progress.event(Event::Work { done: step as u64, total });
-            progress.event(Event::Step { step, steps: request.steps, seconds: start.elapsed().as_secs_f64() });
+            progress.event(Event::Step {
+                step,
+                steps: request.steps,
+                seconds: start.elapsed().as_secs_f64(),
+            });
             if step < request.steps && progress.wants_preview(step, request.steps) {
                 progress.event(Event::Preview { step, image: &image });
             }

@@ -17,7 +17,8 @@ fn json() -> Vec<u8> {
 
 fn form() -> Vec<u8> {
     let part = |name: &str, value: &[u8]| {
-        let head = format!("--x\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"a.png\"\r\n\r\n");
+        let head =
+            format!("--x\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"a.png\"\r\n\r\n");
         [head.as_bytes(), value, b"\r\n"].concat()
     };
     [part("image[]", &png(64, 64, [1, 2, 3])), part("prompt", b"a cat"), b"--x--\r\n".to_vec()].concat()
@@ -29,7 +30,12 @@ fn files() -> Vec<Vec<u8>> {
 }
 
 /// `valid` with some bytes changed, then perhaps cut, then perhaps with a piece doubled.
-fn mangle(mut valid: Vec<u8>, changes: &[(prop::sample::Index, u8)], cut: prop::sample::Index, doubled: prop::sample::Index) -> Vec<u8> {
+fn mangle(
+    mut valid: Vec<u8>,
+    changes: &[(prop::sample::Index, u8)],
+    cut: prop::sample::Index,
+    doubled: prop::sample::Index,
+) -> Vec<u8> {
     for (index, byte) in changes {
         let place = index.index(valid.len());
         valid[place] = *byte;

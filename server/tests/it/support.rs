@@ -38,7 +38,8 @@ struct Flags {
 
 /// Settings for tests: a free port, small sizes, and `flags`.
 pub fn config(flags: &[&str]) -> Config {
-    let base = ["test", "--port", "0", "--small-sizes", "--warm-up", "16", "--dtype", "f32", "--stall-limit", "0.5"];
+    let base =
+        ["test", "--port", "0", "--small-sizes", "--warm-up", "16", "--dtype", "f32", "--stall-limit", "0.5"];
     Flags::try_parse_from(base.iter().chain(flags)).unwrap().config
 }
 
@@ -61,7 +62,10 @@ impl TestServer {
 
     /// With a scripted pipeline.
     pub async fn scripted(gate: Arc<Gate>, step: Duration, flags: &[&str]) -> Self {
-        let server = Self::begin(flags, Box::new(move |_| Ok(Box::new(Scripted::new(gate, step)) as Box<dyn Pipeline>)));
+        let server = Self::begin(
+            flags,
+            Box::new(move |_| Ok(Box::new(Scripted::new(gate, step)) as Box<dyn Pipeline>)),
+        );
         server.warm().await;
         server
     }
@@ -70,7 +74,7 @@ impl TestServer {
     pub fn begin(flags: &[&str], opener: Opener) -> Self {
         let config = config(flags);
         let listener = listener::bind(&config).unwrap();
-        let server = start(config, TINY.into(), listener, opener, |_| ()).unwrap();
+        let server = start(&config, TINY.into(), listener, opener, |_| ()).unwrap();
         Self::of(server)
     }
 
@@ -151,7 +155,8 @@ pub fn shared() -> TestServer {
     let (address, app) = SHARED.get_or_init(|| {
         let (send, receive) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+            let runtime =
+                tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
             runtime.block_on(async {
                 let flags = ["--queue-size", "500", "--queue-per-client", "500", "--max-wait", "100000"];
                 let server = TestServer::real(&flags).await;
@@ -162,7 +167,13 @@ pub fn shared() -> TestServer {
         receive.recv().unwrap()
     });
     let end = tokio::spawn(std::future::pending());
-    TestServer { url: format!("http://{address}"), address: *address, app: app.clone(), client: client(), end }
+    TestServer {
+        url: format!("http://{address}"),
+        address: *address,
+        app: app.clone(),
+        client: client(),
+        end,
+    }
 }
 
 /// A small request for `/predict` or `/generate`.
@@ -187,7 +198,9 @@ pub fn picture(answer: &Value) -> RgbImage {
 /// A PNG of one colour.
 pub fn png(width: u32, height: u32, colour: [u8; 3]) -> Vec<u8> {
     let mut file = std::io::Cursor::new(Vec::new());
-    RgbImage::from_pixel(width, height, image::Rgb(colour)).write_to(&mut file, image::ImageFormat::Png).unwrap();
+    RgbImage::from_pixel(width, height, image::Rgb(colour))
+        .write_to(&mut file, image::ImageFormat::Png)
+        .unwrap();
     file.into_inner()
 }
 

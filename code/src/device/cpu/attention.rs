@@ -10,7 +10,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::{
-    buffer::{Shared, with_scratch},
+    buffer::{Buffer, Shared, with_scratch},
     heads::CpuQkv,
     kernel::{self, Rows},
     simd::{self, Simd},
@@ -33,9 +33,9 @@ const fn block_keys(head_dim: usize) -> usize {
 }
 
 /// `softmax(scale · Q Kᵀ + mask) V`, heads merged.
-pub fn attention<S: Simd>(simd: S, qkv: &CpuQkv, mask: &Mask, scale: f32) -> Vec<f32> {
+pub fn attention<S: Simd>(simd: S, qkv: &CpuQkv, mask: &Mask, scale: f32) -> Buffer {
     let (rows, layout) = (qkv.rows, qkv.layout);
-    let mut out = vec![0.0; rows * layout.query_columns()];
+    let mut out = Buffer::zeros(rows * layout.query_columns());
     let blocks = rows.div_ceil(QUERIES);
     let shared = Shared::new(&mut out);
     // The longest causal tasks come first, so that no thread is left with one at the end.
@@ -72,51 +72,65 @@ impl Task<'_> {
         let keys = self.keys(self.queries.end - 1);
         let query = &self.qkv.query[(self.head * self.qkv.rows + self.queries.start) * dim..][..count * dim];
         let sizes = [count * block, count * padded_dim, count, count];
-        with_scratch(sizes, |[scores, sums, largest, totals]| {
-            largest.fill(f32::NEG_INFINITY);
-            totals.fill(0.0);
-            sums.fill(0.0);
-            let first = keys.start / width * width;
-            for start in (first..keys.end.max(first)).step_by(block) {
-                let end = keys.end.min(start + block);
-                let used = (end - start).next_multiple_of(width);
-                for panel in 0..used / width {
-                    let a = Rows { start: query.as_ptr(), stride: dim, runs: &[0], len: dim };
-                    let b = self.qkv.key_panel(self.head, start / width + panel, width);
-                    let c = &mut scores[panel * width..];
-                    // SAFETY: A is `count` queries, B a key panel of `dim` rows, C `count` rows `block` apart.
-                    unsafe { kernel::product(simd, count, a, b.as_ptr(), c.as_mut_ptr(), block, false) };
+        with_scratch(
+            sizes,
+            #[inline(always)]
+            |[scores, sums, largest, totals]| {
+                largest.fill(f32::NEG_INFINITY);
+                totals.fill(0.0);
+                sums.fill(0.0);
+                let first = keys.start / width * width;
+                for start in (first..keys.end.max(first)).step_by(block) {
+                    let end = keys.end.min(start + block);
+                    let used = (end - start).next_multiple_of(width);
+                    for panel in 0..used / width {
+                        let a = Rows { start: query.as_ptr(), stride: dim, runs: &[0], len: dim };
+                        let b = self.qkv.key_panel(self.head, start / width + panel, width);
+                        let c = &mut scores[panel * width..];
+                        // SAFETY: A is `count` queries, B a key panel of `dim` rows, C `count` rows `block` apart.
+                        unsafe { kernel::product(simd, count, a, b.as_ptr(), c.as_mut_ptr(), block, false) };
+                    }
+                    for i in 0..count {
+                        let seen = self.keys(self.queries.start + i);
+                        let seen = seen.start.max(start).min(end) - start..seen.end.clamp(start, end) - start;
+                        let scores = &mut scores[i * block..i * block + used];
+                        let sums = &mut sums[i * padded_dim..(i + 1) * padded_dim];
+                        simd.vectorize(
+                            #[inline(always)]
+                            || softmax(simd, scores, seen, self.scale, &mut largest[i], &mut totals[i], sums),
+                        );
+                    }
+                    for panel in 0..padded_dim / width {
+                        let a = Rows { start: scores.as_ptr(), stride: block, runs: &[0], len: used };
+                        let b = self.qkv.value_panel(self.head, panel, start..start + used, width);
+                        let c = &mut sums[panel * width..];
+                        // SAFETY: A is `count` rows of `used` probabilities, B as many values, C `count` rows of sums.
+                        unsafe {
+                            kernel::product(simd, count, a, b.as_ptr(), c.as_mut_ptr(), padded_dim, true)
+                        };
+                    }
                 }
                 for i in 0..count {
-                    let seen = self.keys(self.queries.start + i);
-                    let seen = seen.start.max(start).min(end) - start..seen.end.clamp(start, end) - start;
-                    let scores = &mut scores[i * block..i * block + used];
-                    let sums = &mut sums[i * padded_dim..(i + 1) * padded_dim];
+                    let at = (self.queries.start + i) * self.qkv.layout.query_columns() + self.head * dim;
+                    // SAFETY: these rows of this head are this task's alone.
+                    let output = unsafe { out.get(at..at + dim) };
+                    let factor = if totals[i] == 0.0 { 0.0 } else { 1.0 / totals[i] };
+                    let sums = &sums[i * padded_dim..i * padded_dim + dim];
                     simd.vectorize(
                         #[inline(always)]
-                        || softmax(simd, scores, seen, self.scale, &mut largest[i], &mut totals[i], sums),
+                        || {
+                            simd::map(
+                                simd,
+                                [sums],
+                                output,
+                                #[inline(always)]
+                                |[sum]| simd.mul(sum, simd.splat(factor)),
+                            )
+                        },
                     );
                 }
-                for panel in 0..padded_dim / width {
-                    let a = Rows { start: scores.as_ptr(), stride: block, runs: &[0], len: used };
-                    let b = self.qkv.value_panel(self.head, panel, start..start + used, width);
-                    let c = &mut sums[panel * width..];
-                    // SAFETY: A is `count` rows of `used` probabilities, B as many values, C `count` rows of sums.
-                    unsafe { kernel::product(simd, count, a, b.as_ptr(), c.as_mut_ptr(), padded_dim, true) };
-                }
-            }
-            for i in 0..count {
-                let at = (self.queries.start + i) * self.qkv.layout.query_columns() + self.head * dim;
-                // SAFETY: these rows of this head are this task's alone.
-                let output = unsafe { out.get(at..at + dim) };
-                let factor = if totals[i] == 0.0 { 0.0 } else { 1.0 / totals[i] };
-                let sums = &sums[i * padded_dim..i * padded_dim + dim];
-                simd.vectorize(
-                    #[inline(always)]
-                    || simd::map(simd, [sums], output, |[sum]| simd.mul(sum, simd.splat(factor))),
-                );
-            }
-        });
+            },
+        );
     }
 }
 

@@ -1,20 +1,80 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Memory of tensors, scratch memory of threads, and writing to one buffer from many threads.
 
-use std::{cell::RefCell, marker::PhantomData, ops::Range, sync::Arc};
+use std::{
+    cell::RefCell,
+    marker::PhantomData,
+    ops::{Deref, DerefMut, Range},
+    sync::Arc,
+};
+
+use memmap2::MmapMut;
 
 use crate::device::Shape;
 
+/// Values from which a buffer is mapped in huge pages: 4 MiB.
+const HUGE: usize = 1 << 20;
+
+/// Values of a tensor. Large ones are mapped in huge pages: a fresh page costs the system more than the kernels take to
+/// fill it, and 2 MiB pages cost a tenth. They go back to the system when they are dropped.
+pub enum Buffer {
+    /// From the allocator.
+    Heap(Vec<f32>),
+    /// From the system, and how many values there are.
+    Mapped(MmapMut, usize),
+}
+
+impl Buffer {
+    /// `len` zeros, of which pages exist once they are written.
+    pub fn zeros(len: usize) -> Self {
+        if len >= HUGE
+            && let Ok(map) = MmapMut::map_anon(len * size_of::<f32>())
+        {
+            #[cfg(target_os = "linux")]
+            // Small pages do too, only more slowly.
+            let _ = map.advise(memmap2::Advice::HugePage);
+            return Self::Mapped(map, len);
+        }
+        Self::Heap(vec![0.0; len])
+    }
+    /// A copy of `values`.
+    pub fn copy(values: &[f32]) -> Self {
+        let mut copy = Self::zeros(values.len());
+        copy.copy_from_slice(values);
+        copy
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        match self {
+            Self::Heap(values) => values,
+            Self::Mapped(map, len) => &bytemuck::cast_slice(map)[..*len],
+        }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        match self {
+            Self::Heap(values) => values,
+            Self::Mapped(map, len) => &mut bytemuck::cast_slice_mut(map)[..*len],
+        }
+    }
+}
+
 /// Rows or an image: a range of a shared buffer, so that views cost nothing.
 pub struct CpuTensor {
-    data: Arc<Vec<f32>>,
+    data: Arc<Buffer>,
     range: Range<usize>,
     shape: Shape,
 }
 
 impl CpuTensor {
     /// A tensor of its own buffer.
-    pub fn new(data: Vec<f32>, shape: Shape) -> Self {
+    pub fn new(data: Buffer, shape: Shape) -> Self {
         debug_assert_eq!(data.len(), shape.elements());
         Self { range: 0..data.len(), data: Arc::new(data), shape }
     }

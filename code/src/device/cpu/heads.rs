@@ -9,7 +9,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::{
-    buffer::{CpuTensor, Shared, with_scratch},
+    buffer::{Buffer, CpuTensor, Shared, with_scratch},
     kernel,
     simd::{self, Simd},
 };
@@ -22,9 +22,9 @@ pub struct CpuQkv {
     /// Rows of the sequence.
     pub rows: usize,
     /// `[query_heads][rows][head_dim]`.
-    pub query: Vec<f32>,
-    key: Vec<f32>,
-    value: Vec<f32>,
+    pub query: Buffer,
+    key: Buffer,
+    value: Buffer,
     /// Columns of a panel.
     width: usize,
 }
@@ -66,7 +66,7 @@ impl CpuQkv {
                 }));
             }
         }
-        [self.query.clone(), key, value]
+        [self.query.to_vec(), key, value]
     }
 }
 
@@ -91,9 +91,9 @@ pub fn qkv_heads<S: Simd>(
     let (width, dim) = (kernel::columns::<S>(), layout.head_dim);
     let rows = parts.iter().map(|part| part.qkv.rows()).sum::<usize>();
     let (padded_rows, panels) = (rows.next_multiple_of(width), dim.div_ceil(width));
-    let mut query = vec![0.0; layout.query_heads * rows * dim];
-    let mut key = vec![0.0; layout.key_value_heads * padded_rows * dim];
-    let mut value = vec![0.0; layout.key_value_heads * padded_rows * panels * width];
+    let mut query = Buffer::zeros(layout.query_heads * rows * dim);
+    let mut key = Buffer::zeros(layout.key_value_heads * padded_rows * dim);
+    let mut value = Buffer::zeros(layout.key_value_heads * padded_rows * panels * width);
     let (queries, keys, values) = (Shared::new(&mut query), Shared::new(&mut key), Shared::new(&mut value));
     (0..rows.div_ceil(width)).into_par_iter().for_each(|group| {
         let first = group * width;
@@ -127,28 +127,32 @@ pub fn qkv_heads<S: Simd>(
             let start = (head * padded_rows + first) * dim;
             // SAFETY: this panel is this task's alone.
             let panel = unsafe { keys.get(start..start + width * dim) };
-            with_scratch([dim], |[normal]| {
-                for (i, &(part, row)) in rows_of_group.iter().enumerate() {
-                    let normal = &mut normal[..dim];
-                    let from = &row[key_column..key_column + dim];
-                    simd.vectorize(
-                        #[inline(always)]
-                        || {
-                            normalise_and_rotate(
-                                simd,
-                                from,
-                                part.key_norm,
-                                epsilon,
-                                angles(rotary, first + i),
-                                normal,
-                            );
-                        },
-                    );
-                    for (d, value) in normal.iter().enumerate() {
-                        panel[d * width + i] = *value;
+            with_scratch(
+                [dim],
+                #[inline(always)]
+                |[normal]| {
+                    for (i, &(part, row)) in rows_of_group.iter().enumerate() {
+                        let normal = &mut normal[..dim];
+                        let from = &row[key_column..key_column + dim];
+                        simd.vectorize(
+                            #[inline(always)]
+                            || {
+                                normalise_and_rotate(
+                                    simd,
+                                    from,
+                                    part.key_norm,
+                                    epsilon,
+                                    angles(rotary, first + i),
+                                    normal,
+                                );
+                            },
+                        );
+                        for (d, value) in normal.iter().enumerate() {
+                            panel[d * width + i] = *value;
+                        }
                     }
-                }
-            });
+                },
+            );
             for panel in 0..panels {
                 let columns = panel * width..dim.min((panel + 1) * width);
                 let start = ((head * panels + panel) * padded_rows + first) * width;
@@ -195,7 +199,13 @@ fn normalise_and_rotate<S: Simd>(
 ) {
     match weight {
         Some(weight) => super::norm::rms_row(simd, from, weight, epsilon, to),
-        None => simd::map(simd, [from], to, |[x]| x),
+        None => simd::map(
+            simd,
+            [from],
+            to,
+            #[inline(always)]
+            |[x]| x,
+        ),
     }
     if let Some((cos, sin)) = angles {
         for ((pair, cos), sin) in to.as_chunks_mut::<2>().0.iter_mut().zip(cos).zip(sin) {

@@ -9,6 +9,8 @@ use crate::error::{Error, Result};
 /// An instruction set that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
+    /// 512-bit vectors, bf16 widened to f32.
+    Avx512,
     /// 256-bit vectors with fused multiply-add.
     Avx2,
     /// What the compiler makes of plain Rust on the target's base instructions.
@@ -17,11 +19,12 @@ pub enum Isa {
 
 impl Isa {
     /// All, the fastest first.
-    pub const ALL: [Self; 2] = [Self::Avx2, Self::Portable];
+    pub const ALL: [Self; 3] = [Self::Avx512, Self::Avx2, Self::Portable];
 
     /// As `FLUX2_CPU_ISA` spells it.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Avx512 => "avx512",
             Self::Avx2 => "avx2",
             Self::Portable => "portable",
         }
@@ -64,9 +67,11 @@ impl Isa {
     fn detect(self) -> Option<Kernels> {
         match self {
             #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => super::avx512::Avx512::detect().map(Kernels::Avx512),
+            #[cfg(target_arch = "x86_64")]
             Self::Avx2 => super::avx2::Avx2::detect().map(Kernels::Avx2),
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx2 => None,
+            Self::Avx512 | Self::Avx2 => None,
             Self::Portable => Some(Kernels::Portable(Portable)),
         }
     }
@@ -86,6 +91,8 @@ fn unavailable(what: String) -> Error {
 #[derive(Clone, Copy)]
 pub(super) enum Kernels {
     #[cfg(target_arch = "x86_64")]
+    Avx512(super::avx512::Avx512),
+    #[cfg(target_arch = "x86_64")]
     Avx2(super::avx2::Avx2),
     Portable(Portable),
 }
@@ -94,6 +101,8 @@ pub(super) enum Kernels {
 macro_rules! dispatch {
     ($kernels:expr, $simd:ident => $body:expr) => {
         match $kernels {
+            #[cfg(target_arch = "x86_64")]
+            $crate::device::cpu::isa::Kernels::Avx512($simd) => $body,
             #[cfg(target_arch = "x86_64")]
             $crate::device::cpu::isa::Kernels::Avx2($simd) => $body,
             $crate::device::cpu::isa::Kernels::Portable($simd) => $body,

@@ -9,7 +9,7 @@
 use rayon::prelude::*;
 
 use super::{
-    buffer::{Shared, with_scratch},
+    buffer::{Buffer, Shared, with_scratch},
     kernel::{self, Rows},
     simd::{self, Simd},
     weights::{CpuGatedMatrix, CpuMatrix, RowBytes, pack_panel},
@@ -90,13 +90,37 @@ impl Epilogue<'_> {
         let residual = self.residual.map(|residual| &residual[at..at + n]);
         match (bias, gate, residual) {
             (None, None, None) => output.copy_from_slice(&sums[..n]),
-            (Some(b), None, None) => simd::map(simd, [sums, b], output, |[s, b]| simd.add(s, b)),
-            (None, None, Some(r)) => simd::map(simd, [sums, r], output, |[s, r]| simd.add(r, s)),
+            (Some(b), None, None) => simd::map(
+                simd,
+                [sums, b],
+                output,
+                #[inline(always)]
+                |[s, b]| simd.add(s, b),
+            ),
+            (None, None, Some(r)) => simd::map(
+                simd,
+                [sums, r],
+                output,
+                #[inline(always)]
+                |[s, r]| simd.add(r, s),
+            ),
             (None, Some(g), Some(r)) => {
-                simd::map(simd, [sums, g, r], output, |[s, g, r]| simd.mul_add(g, s, r));
+                simd::map(
+                    simd,
+                    [sums, g, r],
+                    output,
+                    #[inline(always)]
+                    |[s, g, r]| simd.mul_add(g, s, r),
+                );
             }
             (Some(b), None, Some(r)) => {
-                simd::map(simd, [sums, b, r], output, |[s, b, r]| simd.add(r, simd.add(s, b)));
+                simd::map(
+                    simd,
+                    [sums, b, r],
+                    output,
+                    #[inline(always)]
+                    |[s, b, r]| simd.add(r, simd.add(s, b)),
+                );
             }
             (bias, gate, residual) => {
                 for (i, out) in output.iter_mut().enumerate() {
@@ -110,9 +134,9 @@ impl Epilogue<'_> {
 }
 
 /// The product of `rows` rows of `x`, finished by `epilogue`.
-pub fn linear<S: Simd>(simd: S, x: &[f32], rows: usize, w: Weights<'_>, epilogue: Epilogue<'_>) -> Vec<f32> {
+pub fn linear<S: Simd>(simd: S, x: &[f32], rows: usize, w: Weights<'_>, epilogue: Epilogue<'_>) -> Buffer {
     let outputs = w.outputs();
-    let mut out = vec![0.0; rows * outputs];
+    let mut out = Buffer::zeros(rows * outputs);
     if rows <= FEW_ROWS {
         few_rows(simd, x, rows, w, epilogue, &mut out);
         return out;
@@ -136,8 +160,8 @@ pub fn linear<S: Simd>(simd: S, x: &[f32], rows: usize, w: Weights<'_>, epilogue
 }
 
 /// Copies `x` `[rows, inputs]` to slices `[rows, depth]` one after the other, so that the rows of a tile lie together.
-fn block_by_depth(x: &[f32], rows: usize, inputs: usize) -> Vec<f32> {
-    let mut blocked = vec![0.0; rows * inputs];
+fn block_by_depth(x: &[f32], rows: usize, inputs: usize) -> Buffer {
+    let mut blocked = Buffer::zeros(rows * inputs);
     let shared = Shared::new(&mut blocked);
     (0..rows.div_ceil(64)).into_par_iter().for_each(|group| {
         for start in (0..inputs).step_by(DEPTH) {
@@ -173,41 +197,45 @@ impl Task {
         let width = kernel::columns::<S>();
         let inputs = w.inputs();
         let sizes = [self.panels * DEPTH.min(inputs) * width, self.panels * self.rows * width];
-        with_scratch(sizes, |[packed, sums]| {
-            if inputs == 0 {
-                sums.fill(0.0);
-            }
-            for start in (0..inputs).step_by(DEPTH) {
-                let depth = DEPTH.min(inputs - start);
-                for panel in 0..self.panels {
-                    let rows = w.panel_rows::<S>(self.first_panel + panel);
-                    let to = &mut packed[panel * depth * width..(panel + 1) * depth * width];
-                    simd.vectorize(
-                        #[inline(always)]
-                        || pack_panel(simd, &rows[..width], start..start + depth, to),
-                    );
+        with_scratch(
+            sizes,
+            #[inline(always)]
+            |[packed, sums]| {
+                if inputs == 0 {
+                    sums.fill(0.0);
                 }
-                for block in (0..self.rows).step_by(BLOCK_ROWS) {
-                    let count = BLOCK_ROWS.min(self.rows - block);
-                    let at = start * all_rows + (self.first_row + block) * depth;
-                    let a = &blocked[at..at + count * depth];
-                    let a = Rows { start: a.as_ptr(), stride: depth, runs: &[0], len: depth };
+                for start in (0..inputs).step_by(DEPTH) {
+                    let depth = DEPTH.min(inputs - start);
                     for panel in 0..self.panels {
-                        let b = &packed[panel * depth * width..(panel + 1) * depth * width];
-                        let at = (panel * self.rows + block) * width;
-                        let c = &mut sums[at..at + count * width];
-                        // SAFETY: A has `count` rows of `depth`, B `depth` rows and C `count` rows of `width`.
-                        unsafe {
-                            kernel::product(simd, count, a, b.as_ptr(), c.as_mut_ptr(), width, start > 0);
-                        };
+                        let rows = w.panel_rows::<S>(self.first_panel + panel);
+                        let to = &mut packed[panel * depth * width..(panel + 1) * depth * width];
+                        simd.vectorize(
+                            #[inline(always)]
+                            || pack_panel(simd, &rows[..width], start..start + depth, to),
+                        );
+                    }
+                    for block in (0..self.rows).step_by(BLOCK_ROWS) {
+                        let count = BLOCK_ROWS.min(self.rows - block);
+                        let at = start * all_rows + (self.first_row + block) * depth;
+                        let a = &blocked[at..at + count * depth];
+                        let a = Rows { start: a.as_ptr(), stride: depth, runs: &[0], len: depth };
+                        for panel in 0..self.panels {
+                            let b = &packed[panel * depth * width..(panel + 1) * depth * width];
+                            let at = (panel * self.rows + block) * width;
+                            let c = &mut sums[at..at + count * width];
+                            // SAFETY: A has `count` rows of `depth`, B `depth` rows and C `count` rows of `width`.
+                            unsafe {
+                                kernel::product(simd, count, a, b.as_ptr(), c.as_mut_ptr(), width, start > 0);
+                            };
+                        }
                     }
                 }
-            }
-            simd.vectorize(
-                #[inline(always)]
-                || self.finish(simd, sums, w, epilogue, out),
-            );
-        });
+                simd.vectorize(
+                    #[inline(always)]
+                    || self.finish(simd, sums, w, epilogue, out),
+                );
+            },
+        );
     }
 
     #[inline(always)]
@@ -232,7 +260,13 @@ impl Task {
                     Weights::Plain(_) => epilogue.apply(simd, sums, output, column, at),
                     Weights::Gated(_) => {
                         let (gate, up) = sums.split_at(S::LANES);
-                        simd::map(simd, [gate, up], output, |[gate, up]| simd.mul(simd.silu(gate), up));
+                        simd::map(
+                            simd,
+                            [gate, up],
+                            output,
+                            #[inline(always)]
+                            |[gate, up]| simd.mul(simd.silu(gate), up),
+                        );
                     }
                 }
             }
@@ -260,15 +294,13 @@ fn few_rows<S: Simd>(
             || {
                 let mut sums = [[0.0; COLUMNS]; FEW_ROWS];
                 for j in 0..count {
-                    let dot = |m: &CpuMatrix, row: usize| {
-                        m.row(column + j).map_or(0.0, |w| w.dot(simd, &x[row * inputs..(row + 1) * inputs]))
-                    };
                     for (row, sums) in sums[..rows].iter_mut().enumerate() {
+                        let x = &x[row * inputs..(row + 1) * inputs];
                         sums[j] = match w {
-                            Weights::Plain(w) => dot(w, row),
+                            Weights::Plain(w) => w.dot(simd, column + j, x),
                             Weights::Gated(w) => {
-                                let gate = simd.lanes(simd.silu(simd.splat(dot(&w.gate, row))))[0];
-                                gate * dot(&w.up, row)
+                                let gate = simd.splat(w.gate.dot(simd, column + j, x));
+                                simd.lanes(simd.silu(gate))[0] * w.up.dot(simd, column + j, x)
                             }
                         };
                     }

@@ -16,6 +16,8 @@
 mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod buffer;
 mod conv;
 mod heads;
@@ -47,6 +49,7 @@ use super::{
     ConvGeometry, Device, HeadLayout, Mask, MemoryReport, Precision, RawGroupNorm, RawQkvPart, Shape,
 };
 use crate::{error::Result, rope::RotaryTable, weight::Weight};
+use buffer::Buffer;
 use conv::Input;
 use isa::{Kernels, dispatch};
 use linear::{Epilogue, Weights};
@@ -105,6 +108,14 @@ impl CpuDevice {
         dispatch!(self.kernels, s => self.pool.install(|| peak::peak(s, time)))
     }
 
+    /// Columns of a panel of the matrix kernel.
+    fn panel_width(&self) -> usize {
+        const fn width<S: Simd>(_: S) -> usize {
+            kernel::columns::<S>()
+        }
+        dispatch!(self.kernels, s => width(s))
+    }
+
     /// Prepares a weight and counts what it holds.
     fn prepare<T: Send>(&self, make: impl FnOnce(&mut MemoryReport) -> T + Send) -> T {
         let mut held = MemoryReport::default();
@@ -135,9 +146,9 @@ impl CpuDevice {
     ) -> CpuTensor {
         let epilogue =
             Epilogue { bias: Some(&conv.bias), gate: None, residual: residual.map(CpuTensor::values) };
-        let out = dispatch!(self.kernels, s => self.pool.install(|| conv::conv(s, input, conv, geometry, epilogue)));
+        let out = dispatch!(self.kernels, s => self.pool.install(|| conv::conv(s, input, &conv.kernel, geometry, epilogue)));
         let [height, width] = input.size();
-        let [height, width] = geometry.output(height, width, conv.size);
+        let [height, width] = geometry.output(height, width, conv.kernel.size);
         CpuTensor::new(out, Shape::Image(height, width, conv.bias.len()))
     }
 
@@ -171,7 +182,7 @@ impl Device for CpuDevice {
     }
 
     fn upload_rows(&self, values: &[f32], rows: usize, columns: usize) -> Result<CpuTensor> {
-        Ok(CpuTensor::new(values.to_vec(), Shape::Rows(rows, columns)))
+        Ok(CpuTensor::new(Buffer::copy(values), Shape::Rows(rows, columns)))
     }
     fn upload_image(
         &self,
@@ -180,7 +191,7 @@ impl Device for CpuDevice {
         width: usize,
         channels: usize,
     ) -> Result<CpuTensor> {
-        Ok(CpuTensor::new(values.to_vec(), Shape::Image(height, width, channels)))
+        Ok(CpuTensor::new(Buffer::copy(values), Shape::Image(height, width, channels)))
     }
     fn download(&self, x: &CpuTensor) -> Result<Vec<f32>> {
         Ok(x.values().to_vec())
@@ -204,7 +215,7 @@ impl Device for CpuDevice {
         }))
     }
     fn conv(&self, weight: &Weight, bias: &Weight) -> Result<CpuConv> {
-        let width = dispatch!(self.kernels, s => 2 * lanes(s));
+        let width = self.panel_width();
         Ok(self.prepare(|memory| CpuConv::new(weight, bias, width, self.precision, memory)))
     }
     fn rotary(&self, table: &RotaryTable) -> Result<RotaryTable> {
@@ -274,9 +285,12 @@ impl Device for CpuDevice {
     fn concat_rows(&self, parts: &[&CpuTensor]) -> Result<CpuTensor> {
         let columns = parts.first().map_or(0, |part| part.columns());
         let rows = parts.iter().map(|part| part.rows()).sum();
-        let mut values = Vec::with_capacity(rows * columns);
+        let mut values = Buffer::zeros(rows * columns);
+        let mut rest = &mut values[..];
         for part in parts {
-            values.extend_from_slice(part.values());
+            let (to, after) = rest.split_at_mut(part.values().len());
+            to.copy_from_slice(part.values());
+            rest = after;
         }
         Ok(CpuTensor::new(values, Shape::Rows(rows, columns)))
     }
@@ -350,8 +364,19 @@ impl Device for CpuDevice {
         Ok(self.convolve(input, conv, geometry, residual))
     }
     fn upsample_conv(&self, x: &CpuTensor, conv: &CpuConv, geometry: ConvGeometry) -> Result<CpuTensor> {
-        let input = Input { x: x.values(), dims: x.image(), upsampled: true, norm: None };
-        Ok(self.convolve(input, conv, geometry, None))
+        let mut input = Input { x: x.values(), dims: x.image(), upsampled: false, norm: None };
+        if geometry != ConvGeometry::SAME_3X3 || conv.kernel.size != 3 {
+            input.upsampled = true;
+            return Ok(self.convolve(input, conv, geometry, None));
+        }
+        let width = self.panel_width();
+        let kernels = self.prepare(|memory| conv.folded(width, self.precision, memory));
+        let epilogue = Epilogue { bias: Some(&conv.bias), ..Epilogue::default() };
+        let out = dispatch!(self.kernels, s => self.pool.install(|| {
+            conv::upsampled_conv(s, input, kernels, epilogue)
+        }));
+        let [height, width, _] = x.image();
+        Ok(CpuTensor::new(out, Shape::Image(2 * height, 2 * width, conv.bias.len())))
     }
     fn image_to_rows(&self, x: &CpuTensor) -> Result<CpuTensor> {
         Ok(x.view(Shape::Rows(x.rows(), x.columns())))
@@ -359,8 +384,4 @@ impl Device for CpuDevice {
     fn rows_to_image(&self, x: &CpuTensor, height: usize, width: usize) -> Result<CpuTensor> {
         Ok(x.view(Shape::Image(height, width, x.columns())))
     }
-}
-
-const fn lanes<S: Simd>(_: S) -> usize {
-    S::LANES
 }

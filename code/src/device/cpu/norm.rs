@@ -6,7 +6,7 @@
 use rayon::prelude::*;
 
 use super::{
-    buffer::Shared,
+    buffer::{Buffer, Shared},
     simd::{self, Simd},
 };
 
@@ -18,8 +18,8 @@ const STATISTICS_PIXELS: usize = 4096;
 const SUMMED_IN_F32: usize = 32;
 
 /// Runs `row(input, output)` over all rows.
-fn by_row<S: Simd>(simd: S, x: &[f32], columns: usize, row: impl Fn(&[f32], &mut [f32]) + Sync) -> Vec<f32> {
-    let mut out = vec![0.0; x.len()];
+fn by_row<S: Simd>(simd: S, x: &[f32], columns: usize, row: impl Fn(&[f32], &mut [f32]) + Sync) -> Buffer {
+    let mut out = Buffer::zeros(x.len());
     if x.is_empty() {
         return out;
     }
@@ -36,7 +36,7 @@ fn by_row<S: Simd>(simd: S, x: &[f32], columns: usize, row: impl Fn(&[f32], &mut
 }
 
 /// `(x - mean) / sqrt(variance + epsilon) · weight + bias` by row.
-pub fn layer_norm<S: Simd>(simd: S, x: &[f32], weight: &[f32], bias: &[f32], epsilon: f32) -> Vec<f32> {
+pub fn layer_norm<S: Simd>(simd: S, x: &[f32], weight: &[f32], bias: &[f32], epsilon: f32) -> Buffer {
     by_row(
         simd,
         x,
@@ -60,9 +60,13 @@ pub fn layer_norm<S: Simd>(simd: S, x: &[f32], weight: &[f32], bias: &[f32], eps
                 },
             ) / x.len() as f32;
             let scale = simd.splat(1.0 / (variance + epsilon).sqrt());
-            simd::map(simd, [x, weight, bias], out, |[x, w, b]| {
-                simd.mul_add(simd.mul(simd.add(x, shift), scale), w, b)
-            });
+            simd::map(
+                simd,
+                [x, weight, bias],
+                out,
+                #[inline(always)]
+                |[x, w, b]| simd.mul_add(simd.mul(simd.add(x, shift), scale), w, b),
+            );
         },
     )
 }
@@ -72,13 +76,18 @@ pub fn layer_norm<S: Simd>(simd: S, x: &[f32], weight: &[f32], bias: &[f32], eps
 fn sum_in_parts<S: Simd>(simd: S, x: &[f32], f: impl Fn(S::V) -> S::V) -> f32 {
     let mut total = 0.0;
     for part in x.chunks(1024) {
-        total += f64::from(simd::sum_map(simd, [part], |[v]| f(v)));
+        total += f64::from(simd::sum_map(
+            simd,
+            [part],
+            #[inline(always)]
+            |[v]| f(v),
+        ));
     }
     total as f32
 }
 
 /// `x / sqrt(mean(x²) + epsilon) · weight` by row.
-pub fn rms_norm<S: Simd>(simd: S, x: &[f32], weight: &[f32], epsilon: f32) -> Vec<f32> {
+pub fn rms_norm<S: Simd>(simd: S, x: &[f32], weight: &[f32], epsilon: f32) -> Buffer {
     by_row(
         simd,
         x,
@@ -98,7 +107,13 @@ pub fn rms_row<S: Simd>(simd: S, x: &[f32], weight: &[f32], epsilon: f32, out: &
         |v| simd.mul(v, v),
     ) / x.len() as f32;
     let scale = simd.splat(1.0 / (square + epsilon).sqrt());
-    simd::map(simd, [x, weight], out, |[x, w]| simd.mul(simd.mul(x, scale), w));
+    simd::map(
+        simd,
+        [x, weight],
+        out,
+        #[inline(always)]
+        |[x, w]| simd.mul(simd.mul(x, scale), w),
+    );
 }
 
 /// `f` over the values of `N` tensors of one size.
@@ -106,21 +121,29 @@ pub fn by_value<S: Simd, const N: usize>(
     simd: S,
     inputs: [&[f32]; N],
     f: impl Fn([S::V; N]) -> S::V + Sync,
-) -> Vec<f32> {
-    let mut out = vec![0.0; inputs[0].len()];
+) -> Buffer {
+    let mut out = Buffer::zeros(inputs[0].len());
     out.par_chunks_mut(CHUNK).enumerate().for_each(|(i, out)| {
         let inputs = inputs.map(|input| &input[i * CHUNK..i * CHUNK + out.len()]);
         simd.vectorize(
             #[inline(always)]
-            || simd::map(simd, inputs, out, &f),
+            || {
+                simd::map(
+                    simd,
+                    inputs,
+                    out,
+                    #[inline(always)]
+                    |v| f(v),
+                );
+            },
         );
     });
     out
 }
 
 /// `x + gate · y` by row.
-pub fn gated_add<S: Simd>(simd: S, x: &[f32], gate: &[f32], y: &[f32]) -> Vec<f32> {
-    let mut out = vec![0.0; x.len()];
+pub fn gated_add<S: Simd>(simd: S, x: &[f32], gate: &[f32], y: &[f32]) -> Buffer {
+    let mut out = Buffer::zeros(x.len());
     if x.is_empty() {
         return out;
     }
@@ -132,7 +155,15 @@ pub fn gated_add<S: Simd>(simd: S, x: &[f32], gate: &[f32], y: &[f32]) -> Vec<f3
         {
             simd.vectorize(
                 #[inline(always)]
-                || simd::map(simd, [x, gate, y], out, |[x, g, y]| simd.mul_add(g, y, x)),
+                || {
+                    simd::map(
+                        simd,
+                        [x, gate, y],
+                        out,
+                        #[inline(always)]
+                        |[x, g, y]| simd.mul_add(g, y, x),
+                    )
+                },
             );
         }
     });
@@ -232,7 +263,7 @@ fn sum_pixels<S: Simd>(simd: S, x: &[f32], pivot: &[f32], sums: &mut [f32], squa
 }
 
 /// Group norm applied, then SiLU if asked.
-pub fn apply_affine<S: Simd>(simd: S, x: &[f32], affine: &Affine, silu: bool) -> Vec<f32> {
+pub fn apply_affine<S: Simd>(simd: S, x: &[f32], affine: &Affine, silu: bool) -> Buffer {
     by_row(
         simd,
         x,
@@ -246,15 +277,27 @@ pub fn apply_affine<S: Simd>(simd: S, x: &[f32], affine: &Affine, silu: bool) ->
 #[inline(always)]
 pub fn affine_row<S: Simd>(simd: S, x: &[f32], scale: &[f32], shift: &[f32], silu: bool, out: &mut [f32]) {
     if silu {
-        simd::map(simd, [x, scale, shift], out, |[x, a, b]| simd.silu(simd.mul_add(x, a, b)));
+        simd::map(
+            simd,
+            [x, scale, shift],
+            out,
+            #[inline(always)]
+            |[x, a, b]| simd.silu(simd.mul_add(x, a, b)),
+        );
     } else {
-        simd::map(simd, [x, scale, shift], out, |[x, a, b]| simd.mul_add(x, a, b));
+        simd::map(
+            simd,
+            [x, scale, shift],
+            out,
+            #[inline(always)]
+            |[x, a, b]| simd.mul_add(x, a, b),
+        );
     }
 }
 
 /// Nearest neighbour ×2 of an image `[height, width, channels]`.
-pub fn upsample(x: &[f32], [height, width, channels]: [usize; 3]) -> Vec<f32> {
-    let mut out = vec![0.0; 4 * x.len()];
+pub fn upsample(x: &[f32], [height, width, channels]: [usize; 3]) -> Buffer {
+    let mut out = Buffer::zeros(4 * x.len());
     if out.is_empty() {
         return out;
     }

@@ -54,6 +54,16 @@ impl CpuMatrix {
         }
         None
     }
+
+    /// Row `row` times `x`, in an order that depends on the length alone; 0 past the end.
+    #[inline(always)]
+    pub fn dot<S: Simd>(&self, simd: S, row: usize, x: &[f32]) -> f32 {
+        // Not `map_or`: its closure would not be compiled for the instruction set.
+        match self.row(row) {
+            Some(row) => row.dot(simd, x),
+            None => 0.0,
+        }
+    }
 }
 
 /// Gate and up weights of a SwiGLU.
@@ -93,22 +103,39 @@ impl RowBytes<'_> {
         }
     }
 
+    /// Values `k..k + LANES` on a little-endian machine.
+    ///
+    /// # Safety
+    /// The row has them.
+    #[inline(always)]
+    unsafe fn vector<S: Simd>(&self, simd: S, k: usize) -> S::V {
+        // SAFETY: the contract above; loads need no alignment.
+        unsafe {
+            match self.dtype {
+                DType::F32 => simd.load(self.bytes.as_ptr().cast::<f32>().add(k)),
+                DType::Bf16 => simd.load_bf16(self.bytes.as_ptr().cast::<u16>().add(k)),
+            }
+        }
+    }
+
     /// `x · row`, in an order that depends on the length alone.
     #[inline(always)]
-    pub fn dot<S: Simd>(&self, simd: S, x: &[f32]) -> f32 {
+    fn dot<S: Simd>(&self, simd: S, x: &[f32]) -> f32 {
         let whole = if cfg!(target_endian = "little") { x.len() / S::LANES * S::LANES } else { 0 };
         assert!(self.bytes.len() >= x.len() * self.dtype.size(), "row shorter than its input");
         let mut sums = [simd.splat(0.0); 4];
-        for (i, k) in (0..whole).step_by(S::LANES).enumerate() {
-            // SAFETY: k + LANES <= x.len(), and the row is at least as long.
-            let (a, b) = unsafe {
-                let b = match self.dtype {
-                    DType::F32 => simd.load(self.bytes.as_ptr().cast::<f32>().add(k)),
-                    DType::Bf16 => simd.load_bf16(self.bytes.as_ptr().cast::<u16>().add(k)),
-                };
-                (simd.load(x.as_ptr().add(k)), b)
-            };
-            sums[i % 4] = simd.mul_add(a, b, sums[i % 4]);
+        let blocks = whole / (4 * S::LANES) * (4 * S::LANES);
+        // SAFETY: k + LANES <= x.len() in both loops, and the row is at least as long.
+        unsafe {
+            for k in (0..blocks).step_by(4 * S::LANES) {
+                for (u, sum) in sums.iter_mut().enumerate() {
+                    let k = k + u * S::LANES;
+                    *sum = simd.mul_add(simd.load(x.as_ptr().add(k)), self.vector(simd, k), *sum);
+                }
+            }
+            for k in (blocks..whole).step_by(S::LANES) {
+                sums[0] = simd.mul_add(simd.load(x.as_ptr().add(k)), self.vector(simd, k), sums[0]);
+            }
         }
         let [a, b, c, d] = sums;
         let sum = simd.sum(simd.add(simd.add(a, b), simd.add(c, d)));
