@@ -4,8 +4,9 @@
 # PyPI, skopeo from Debian. Installs them (into target/evidence-tools, or by apt as root) if missing.
 #
 #   scripts/check-evidence.sh build/<name>
+#   scripts/check-evidence.sh --install     the tools only
 set -eu
-package=${1:?give a package directory}
+package=${1:?give a package directory, or --install}
 root=$(cd "$(dirname "$0")/.." && pwd)
 tools="$root/target/evidence-tools"
 if [ ! -x "$tools/bin/pyspdxtools" ] || ! "$tools/bin/python" -c 'import in_toto_attestation' 2>/dev/null; then
@@ -16,8 +17,9 @@ if [ ! -x "$tools/bin/pyspdxtools" ] || ! "$tools/bin/python" -c 'import in_toto
 fi
 if ! command -v skopeo >/dev/null; then
     echo "installing skopeo with apt-get" >&2
-    apt-get install -qq -y --no-install-recommends skopeo >&2
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends skopeo >&2
 fi
+[ "$package" != --install ] || exit 0
 "$tools/bin/pyspdxtools" --infile "$package/sbom.spdx.json" --version SPDX-2.3
 "$tools/bin/python" - "$package/provenance.intoto.json" <<'PY'
 import json, sys

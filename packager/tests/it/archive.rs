@@ -66,7 +66,8 @@ fn normalized(entries: &[Entry], base: &[String]) -> (Identity, tempfile::TempDi
     let dir = tempdir().expect("dir");
     let (spool, out) = (dir.path().join("spool"), dir.path().join("image"));
     fs::create_dir(&spool).expect("dir");
-    let image = Archive::unpack(archive(entries).as_slice(), &spool).expect("readable").image().expect("an image");
+    let image =
+        Archive::unpack(archive(entries).as_slice(), &spool).expect("readable").image().expect("an image");
     let identity = write::write(&image, base, "pkg", 1_700_000_000, &out).expect("written");
     read::read(&out).expect("a layout that holds together");
     (identity, dir)
@@ -77,9 +78,13 @@ fn old_form(layers: &[Vec<u8>], extra: &Value) -> Vec<Entry> {
     let config = config(layers, extra);
     let name = format!("{}.json", sha256(&config));
     let paths: Vec<String> = (0..layers.len()).map(|index| format!("layer{index}/layer.tar")).collect();
-    let mut entries: Vec<Entry> = layers.iter().zip(&paths).map(|(layer, path)| (path.clone(), layer.clone())).collect();
+    let mut entries: Vec<Entry> =
+        layers.iter().zip(&paths).map(|(layer, path)| (path.clone(), layer.clone())).collect();
     entries.push((name.clone(), config));
-    entries.push(("manifest.json".into(), bytes(&json!([{"Config": name, "RepoTags": ["x:1"], "Layers": paths}]))));
+    entries.push((
+        "manifest.json".into(),
+        bytes(&json!([{"Config": name, "RepoTags": ["x:1"], "Layers": paths}])),
+    ));
     entries.push(("repositories".into(), b"{}".to_vec()));
     entries
 }
@@ -93,9 +98,11 @@ fn oci_form(layers: &[Vec<u8>], extra: &Value, compressed: bool, nested: bool) -
         entries.push((format!("blobs/sha256/{digest}"), content));
         descriptor
     };
-    let descriptors: Vec<Value> = layers.iter().map(|layer| blob(if compressed { gzip(layer) } else { layer.clone() })).collect();
+    let descriptors: Vec<Value> =
+        layers.iter().map(|layer| blob(if compressed { gzip(layer) } else { layer.clone() })).collect();
     let config = blob(config(layers, extra));
-    let path = |descriptor: &Value| format!("blobs/sha256/{}", &descriptor["digest"].as_str().expect("digest")[7..]);
+    let path =
+        |descriptor: &Value| format!("blobs/sha256/{}", &descriptor["digest"].as_str().expect("digest")[7..]);
     let legacy = json!([{"Config": path(&config), "RepoTags": ["x:1"], "Layers": descriptors.iter().map(path).collect::<Vec<_>>()}]);
     let mut top = blob(bytes(&json!({"schemaVersion": 2, "config": config, "layers": descriptors})));
     if nested {
@@ -132,7 +139,8 @@ fn case2_times_order_owner_names_and_engine_keys_do_not_change_the_identity() {
     let (first, _a) = normalized(&old_form(&one, &json!({})), &[]);
     let (second, _b) = normalized(&old_form(&two, &classic), &[]);
     assert_eq!(first, second);
-    let (other, _c) = normalized(&old_form(&[layer(&[("a", "1"), ("b/c", "3")], 100, "root")], &json!({})), &[]);
+    let (other, _c) =
+        normalized(&old_form(&[layer(&[("a", "1"), ("b/c", "3")], 100, "root")], &json!({})), &[]);
     assert_ne!(first.config, other.config, "another content is another image");
 }
 
@@ -150,7 +158,8 @@ fn case4_what_cannot_be_read_says_what_is_missing() {
     let layers = [layer(&[("a", "1")], 1, "root")];
     let fails = |entries: &[Entry]| {
         let dir = tempdir().expect("dir");
-        let result = Archive::unpack(archive(entries).as_slice(), dir.path()).and_then(|archive| archive.image());
+        let result =
+            Archive::unpack(archive(entries).as_slice(), dir.path()).and_then(|archive| archive.image());
         result.expect_err("broken").to_string()
     };
     let mut missing = old_form(&layers, &json!({}));
@@ -167,14 +176,21 @@ fn case4_what_cannot_be_read_says_what_is_missing() {
 fn whiteouts_and_later_layers_decide_what_is_in_the_image() {
     let layers = [
         layer(&[("opt/c/a", "1"), ("opt/c/d/b", "2"), ("opt/c/e/f", "3")], 1, "root"),
-        layer(&[("opt/c/a", "changed"), ("opt/c/.wh.d", ""), ("opt/c/e/.wh..wh..opq", ""), ("opt/c/e/g", "4")], 1, "root"),
+        layer(
+            &[("opt/c/a", "changed"), ("opt/c/.wh.d", ""), ("opt/c/e/.wh..wh..opq", ""), ("opt/c/e/g", "4")],
+            1,
+            "root",
+        ),
     ];
     let (_identity, dir) = normalized(&old_form(&layers, &json!({})), &[]);
     let layout = read::read(&dir.path().join("image")).expect("layout");
     let (files, captured) = read::files_below(&layout, "/opt/c", "opt/c/e/g").expect("files");
     let names: Vec<&str> = files.keys().map(String::as_str).collect();
     assert_eq!(names, ["a"], "the captured file comes back by itself");
-    assert_eq!((files["a"].content.as_str(), captured.as_deref()), (sha256("changed").as_str(), Some(b"4".as_slice())));
+    assert_eq!(
+        (files["a"].content.as_str(), captured.as_deref()),
+        (sha256("changed").as_str(), Some(b"4".as_slice()))
+    );
 }
 
 #[test]
@@ -189,10 +205,14 @@ fn a_layout_is_refused_when_any_of_its_files_disagrees() {
         fs::write(path, good).expect("restored");
         failure
     };
-    assert!(check(&image.join("index.json"), &|text| text.replacen("latest", "newest", 1)).contains("latest"));
+    assert!(
+        check(&image.join("index.json"), &|text| text.replacen("latest", "newest", 1)).contains("latest")
+    );
     assert!(check(&image.join("index.json"), &|text| format!("{text} ")).contains("written form"));
     assert!(check(&image.join("oci-layout"), &|text| text.replace("1.0.0", "2.0.0")).contains("oci-layout"));
-    assert!(check(&image.join("manifest.json"), &|text| text.replace("pkg:", "other:")).contains("differently"));
+    assert!(
+        check(&image.join("manifest.json"), &|text| text.replace("pkg:", "other:")).contains("differently")
+    );
     let config = image.join("blobs/sha256").join(&identity.config[7..]);
     assert!(check(&config, &|text| text.replace("A=1", "A=2")).contains("other bytes than its name says"));
     fs::write(image.join("blobs/sha256").join(sha256("x")), "x").expect("written");

@@ -6,6 +6,7 @@ mod build;
 mod cli;
 mod digest;
 mod engine;
+mod faults;
 mod manifest;
 mod serve;
 mod stage;

@@ -20,7 +20,8 @@ fn a_built_package_is_proved_and_every_changed_byte_is_named() {
     let entries = walk(&dir).expect("walk");
     for entry in entries.iter().filter(|entry| entry.full.is_file()) {
         let good = fs::read(&entry.full).expect("read");
-        let places = if good.len() > 1 << 20 { vec![good.len() / 2] } else { vec![0, good.len() / 2, good.len() - 1] };
+        let places =
+            if good.len() > 1 << 20 { vec![good.len() / 2] } else { vec![0, good.len() / 2, good.len() - 1] };
         for at in places {
             let mut bad = good.clone();
             bad[at] ^= 0x01;
@@ -70,7 +71,8 @@ fn fields_are_checked_against_each_other_even_when_the_digests_are_written_again
     for (pointer, value) in forged {
         let mut wire: Value = serde_json::from_str(&good).expect("JSON");
         *wire.pointer_mut(pointer).unwrap_or_else(|| panic!("{pointer}")) = value;
-        fs::write(&manifest, format!("{}\n", serde_json::to_string_pretty(&wire).expect("JSON"))).expect("write");
+        fs::write(&manifest, format!("{}\n", serde_json::to_string_pretty(&wire).expect("JSON")))
+            .expect("write");
         verify::write_sums(&dir).expect("sums");
         let failure = verify::verify(&dir).err().unwrap_or_else(|| panic!("{pointer} was not noticed"));
         assert_eq!(failure.class.exit_code(), 8, "{pointer}: {failure}");
@@ -101,14 +103,34 @@ fn fields_are_checked_against_each_other_even_when_the_digests_are_written_again
 fn public_tools_accept_the_evidence_and_the_layout() {
     let small = Small::built("evidence");
     let dir = small.package();
-    let checked = Command::new(crate::support::repository().join("scripts/check-evidence.sh")).arg(&dir).output().expect("the script starts");
-    assert!(checked.status.success(), "{}{}", String::from_utf8_lossy(&checked.stdout), String::from_utf8_lossy(&checked.stderr));
-    let sbom: Value = serde_json::from_slice(&fs::read(dir.join("sbom.spdx.json")).expect("sbom")).expect("JSON");
-    let names: Vec<&str> = sbom["packages"].as_array().expect("packages").iter().filter_map(|package| package["name"].as_str()).collect();
-    assert!(names.contains(&"libc6") && names.contains(&"perl-base"), "the Debian packages of the image are listed");
+    let checked = Command::new(crate::support::repository().join("scripts/check-evidence.sh"))
+        .arg(&dir)
+        .output()
+        .expect("the script starts");
+    assert!(
+        checked.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(&checked.stdout),
+        String::from_utf8_lossy(&checked.stderr)
+    );
+    let sbom: Value =
+        serde_json::from_slice(&fs::read(dir.join("sbom.spdx.json")).expect("sbom")).expect("JSON");
+    let names: Vec<&str> = sbom["packages"]
+        .as_array()
+        .expect("packages")
+        .iter()
+        .filter_map(|package| package["name"].as_str())
+        .collect();
+    assert!(
+        names.contains(&"libc6") && names.contains(&"perl-base"),
+        "the Debian packages of the image are listed"
+    );
     let text = fs::read_to_string(dir.join("provenance.intoto.json")).expect("text");
     let host = fs::read_to_string("/etc/hostname").unwrap_or_default();
-    assert!(!text.contains(dir.parent().and_then(|p| p.to_str()).expect("path")) && (host.trim().len() < 4 || !text.contains(host.trim())));
+    assert!(
+        !text.contains(dir.parent().and_then(|p| p.to_str()).expect("path"))
+            && (host.trim().len() < 4 || !text.contains(host.trim()))
+    );
 }
 
 #[test]

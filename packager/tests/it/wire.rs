@@ -81,7 +81,10 @@ fn the_dev_seed_gives_four_chips_an_unpinned_weight_and_a_dirty_tree() {
     assert_eq!(wire["device_count"], 4);
     assert_eq!(wire["weights"]["revision"], Value::Null);
     assert_eq!(wire["container"]["runtime"]["app"], "models.tt_dit.server.flux2.app:app");
-    assert_eq!((wire["container"]["serve"]["hardware"].as_str(), wire["container"]["serve"]["mesh_device"].as_str()), (Some("p300x2"), Some("QB2")));
+    assert_eq!(
+        (wire["container"]["serve"]["hardware"].as_str(), wire["container"]["serve"]["mesh_device"].as_str()),
+        (Some("p300x2"), Some("QB2"))
+    );
 }
 
 /// An independent reader with the published rules: field order, closed parts, no null lists.
@@ -116,7 +119,11 @@ print("ok")
 
 /// Runs the independent reader; panics with what it says.
 pub fn read_strictly(path: &Path) {
-    let output = Command::new("python3").args(["-c", PYTHON]).arg(path).output().expect("python3 is needed to read with");
+    let output = Command::new("python3")
+        .args(["-c", PYTHON])
+        .arg(path)
+        .output()
+        .expect("python3 is needed to read with");
     assert!(output.status.success(), "{}: {}", path.display(), String::from_utf8_lossy(&output.stderr));
 }
 
@@ -138,32 +145,61 @@ fn a_wire_manifest_reads_back_as_the_same_bytes() {
     }
     let mut unknown: Value = serde_json::from_str(&klein().render()).expect("JSON");
     unknown["container"]["serve"]["surprise"] = json!(1);
-    assert!(serde_json::from_value::<Wire>(unknown).is_err(), "an unknown key in serve makes it unreadable for everyone");
+    assert!(
+        serde_json::from_value::<Wire>(unknown).is_err(),
+        "an unknown key in serve makes it unreadable for everyone"
+    );
 }
 
 /// The committed card is what is rendered; every value that the published card shows is on it.
 #[test]
 fn the_cards_of_the_seeds_are_as_committed_and_hold_every_published_value() {
     let klein_values = [
-        "sunandbean/flux2-klein-p100a", "black-forest-labs/FLUX.2-klein-4B", "e7b7dc27f91deacad38e78976d1f2b499d76a294", "port 20000",
-        "Application startup complete", "58648d44443223041148125843ca7c7d4780463e", "8491c45396dbafe7 (sha256, first 16 hex digits)",
-        "2026-10-09T17:48:15+00:00", "--with-weights", "| End to end | 38.32 s | 2.93 s | 2.95 s |", "0.7809", "14cb3542fffc8b81", "POST /predict",
+        "sunandbean/flux2-klein-p100a",
+        "black-forest-labs/FLUX.2-klein-4B",
+        "e7b7dc27f91deacad38e78976d1f2b499d76a294",
+        "port 20000",
+        "Application startup complete",
+        "58648d44443223041148125843ca7c7d4780463e",
+        "8491c45396dbafe7 (sha256, first 16 hex digits)",
+        "2026-10-09T17:48:15+00:00",
+        "--with-weights",
+        "| End to end | 38.32 s | 2.93 s | 2.95 s |",
+        "0.7809",
+        "14cb3542fffc8b81",
+        "POST /predict",
     ];
     let dev_values = [
-        "stisiTT/flux2-dev-qb2", "black-forest-labs/FLUX.2-dev", "b28416bb4f010b558a31de8f46d7710cd53c7a4c (dirty tree)",
-        "3c35026f808ab477", "2026-08-28T23:44:03+00:00", "p300x2", "291s", "80s", "~106 GB", "GET /jobs/{id}/image", "models/tt_dit/server/flux2",
+        "stisiTT/flux2-dev-qb2",
+        "black-forest-labs/FLUX.2-dev",
+        "b28416bb4f010b558a31de8f46d7710cd53c7a4c (dirty tree)",
+        "3c35026f808ab477",
+        "2026-08-28T23:44:03+00:00",
+        "p300x2",
+        "291s",
+        "80s",
+        "~106 GB",
+        "GET /jobs/{id}/image",
+        "models/tt_dit/server/flux2",
     ];
-    for (name, wire, values) in [("klein", klein(), klein_values.as_slice()), ("dev", dev(), dev_values.as_slice())] {
+    for (name, wire, values) in
+        [("klein", klein(), klein_values.as_slice()), ("dev", dev(), dev_values.as_slice())]
+    {
         let text = card::render(&wire).expect("a card");
         for value in values {
-            let known = text.contains(value) || (name == "dev" && wire.render().contains(value)) || seed_allowlist(name).contains(value);
+            let known = text.contains(value)
+                || (name == "dev" && wire.render().contains(value))
+                || seed_allowlist(name).contains(value);
             assert!(known, "{name}: `{value}` is not on the card:\n{text}");
         }
         let path = fixtures().join("seeds").join(name).join("README.md");
         if std::env::var_os("UPDATE_GOLDEN").is_some() {
             fs::write(&path, &text).expect("written");
         }
-        assert!(fs::read_to_string(&path).is_ok_and(|committed| committed == text), "{name}: run again with UPDATE_GOLDEN=1 and review the difference");
+        assert!(
+            fs::read_to_string(&path).is_ok_and(|committed| committed == text),
+            "{name}: run again with UPDATE_GOLDEN=1 and review the difference"
+        );
     }
 }
 
@@ -176,7 +212,12 @@ fn case23_commands_on_the_card_follow_the_repository() {
     let mut wire = klein();
     wire.container.built["repo"] = json!("other/place");
     let text = card::render(&wire).expect("a card");
-    for line in ["tt model pull other/place", "tt serve other/place", "tt-model pull  other/place --with-weights", "tt-model serve other/place"] {
+    for line in [
+        "tt model pull other/place",
+        "tt serve other/place",
+        "tt-model pull  other/place --with-weights",
+        "tt-model serve other/place",
+    ] {
         assert!(text.lines().any(|l| l == line), "{line}");
     }
     let back = card::render(&klein()).expect("a card");
@@ -187,23 +228,47 @@ fn case23_commands_on_the_card_follow_the_repository() {
 fn case24_front_matter_is_what_the_hub_accepts() {
     let mut wire = dev();
     let card = wire.container.card.as_mut().expect("a card");
-    card.license = serde_json::from_value(json!({"id": "other", "name": "FLUX Non-Commercial License\n", "link": "https://example.org/l"})).expect("license");
+    card.license = serde_json::from_value(
+        json!({"id": "other", "name": "FLUX Non-Commercial License\n", "link": "https://example.org/l"}),
+    )
+    .expect("license");
     let text = card::render(&wire).expect("a card");
-    let front = text.strip_prefix("---\n").and_then(|rest| rest.split_once("\n---\n")).expect("front matter").0;
+    let front =
+        text.strip_prefix("---\n").and_then(|rest| rest.split_once("\n---\n")).expect("front matter").0;
     let front: Value = serde_yaml::from_str(front).expect("YAML");
     assert_eq!(front["license"], "other");
     assert_eq!(front["license_name"], "flux-non-commercial-license");
     assert_eq!(front["base_model"], json!(["black-forest-labs/FLUX.2-dev"]));
     let tags: Vec<&str> = front["tags"].as_array().expect("tags").iter().filter_map(Value::as_str).collect();
-    assert!(tags.is_sorted() && ["tt-model-cache", "tt-model-container", "blackhole", "tt-dit-server", "p300x2"].iter().all(|tag| tags.contains(tag)), "{tags:?}");
+    assert!(
+        tags.is_sorted()
+            && ["tt-model-cache", "tt-model-container", "blackhole", "tt-dit-server", "p300x2"]
+                .iter()
+                .all(|tag| tags.contains(tag)),
+        "{tags:?}"
+    );
 }
 
 #[test]
 fn sections_stand_in_the_order_of_the_format() {
     let text = card::render(&klein()).expect("a card");
     let headings: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("## ")).collect();
-    let order = ["At a glance", "Intended use", "Quickstart", "Serve profiles", "Using it", "Expected performance", "Limitations", "Risks and safety considerations", "Licensing", "Related packages", "Feedback", "Provenance"];
-    let places: Vec<usize> = headings.iter().filter_map(|heading| order.iter().position(|known| known == heading)).collect();
+    let order = [
+        "At a glance",
+        "Intended use",
+        "Quickstart",
+        "Serve profiles",
+        "Using it",
+        "Expected performance",
+        "Limitations",
+        "Risks and safety considerations",
+        "Licensing",
+        "Related packages",
+        "Feedback",
+        "Provenance",
+    ];
+    let places: Vec<usize> =
+        headings.iter().filter_map(|heading| order.iter().position(|known| known == heading)).collect();
     assert!(places.is_sorted() && places.len() >= 7, "{headings:?}");
     // Markdown that linters take: one blank line at most, none at the end, no trailing blanks, fences closed.
     assert!(!text.contains("\n\n\n") && text.ends_with('\n') && !text.ends_with("\n\n"));
