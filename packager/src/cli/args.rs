@@ -127,6 +127,7 @@ pub struct PinArgs {
 
 /// Options of `build` and `plan`.
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub struct BuildArgs {
     /// Directory that gets <name>/.
     #[arg(long, default_value = "build", value_name = "DIR")]

@@ -8,9 +8,13 @@ use serde_json::json;
 use super::{args::ServeArgs, output::Output};
 use crate::{
     error::{Class, Failure, Result},
-    image::{check, engine},
-    serve::{self, Choice},
+    image::{
+        check,
+        engine::{self, Engine},
+    },
+    serve::{self, Choice, Run},
     verify,
+    wire::Wire,
 };
 
 /// `packager serve`.
@@ -41,25 +45,14 @@ pub async fn serve(args: ServeArgs, output: Output) -> Result<()> {
     if engine.rootless {
         choice.user = "0:0".into();
     }
-    choice.port = serve::free_port(args.port)?;
-    let run = serve::compose(&wire, &choice)?;
-    if engine.docker.inspect_image(&run.image).await.is_err() {
-        output.note(&format!("loading {}", run.image));
+    let image = &wire.container.image.tag;
+    if engine.docker.inspect_image(image).await.is_err() {
+        output.note(&format!("loading {image}"));
         check::load(&engine, &args.package.join("image")).await?;
     }
-    serve::make_mounts(&run)?;
-    let limit = std::env::var("TT_MODEL_READY_TIMEOUT")
-        .ok()
-        .and_then(|text| text.parse().ok())
-        .unwrap_or(4 * 60 * 60);
-    let note = |text: &str| output.note(text);
-    tokio::select! {
-        result = serve::start(&engine, &run, args.detach, Duration::from_secs(limit), &note) => result?,
-        _ = tokio::signal::ctrl_c() => {
-            // As consumers have it: Ctrl-C ends the watching only.
-            let failure = Failure::new(Class::Interrupted, format!("{} keeps running", run.container));
-            return Err(failure.next("stop it with `packager stop`"));
-        }
+    let run = create(&engine, &wire, &mut choice, args.port).await?;
+    if !args.detach {
+        wait(&engine, &run, output).await?;
     }
     let endpoint = format!("http://localhost:{}", run.port);
     let text = format!("{endpoint}\n");
@@ -68,6 +61,39 @@ pub async fn serve(args: ServeArgs, output: Output) -> Result<()> {
         &text,
     );
     Ok(())
+}
+
+/// Starts the container on the first free port. A port that was free a moment ago can be taken by another
+/// container meanwhile: then the next one is tried, unless the user named it.
+async fn create(engine: &Engine, wire: &Wire, choice: &mut Choice, wanted: Option<u16>) -> Result<Run> {
+    choice.port = serve::free_port(wanted, 20_000)?;
+    loop {
+        let run = serve::compose(wire, choice)?;
+        serve::make_mounts(&run)?;
+        match serve::create(engine, &run).await {
+            Err(failure) if wanted.is_none() && failure.why.contains("port is already allocated") => {
+                choice.port = serve::free_port(None, choice.port + 1)?;
+            }
+            Err(failure) => return Err(failure),
+            Ok(()) => return Ok(run),
+        }
+    }
+}
+
+async fn wait(engine: &Engine, run: &Run, output: Output) -> Result<()> {
+    let limit = std::env::var("TT_MODEL_READY_TIMEOUT")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(4 * 60 * 60);
+    let note = |text: &str| output.note(text);
+    tokio::select! {
+        result = serve::wait(engine, run, Duration::from_secs(limit), &note) => result,
+        _ = tokio::signal::ctrl_c() => {
+            // As consumers have it: Ctrl-C ends the watching only.
+            let failure = Failure::new(Class::Interrupted, format!("{} keeps running", run.container));
+            Err(failure.next("stop it with `packager stop`"))
+        }
+    }
 }
 
 /// `packager stop`.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The commands that make and prove a package.
 
-use std::{path::Path, time::Duration};
+use std::{fmt::Write as _, path::Path, time::Duration};
 
 use serde_json::json;
 
@@ -71,7 +71,7 @@ pub async fn plan(manifest: &Path, args: BuildArgs, output: Output) -> Result<()
     let mut text = String::new();
     for (key, value) in plan.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()) {
         let shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        text += &format!("{key:<15} {shown}\n");
+        let _ = writeln!(text, "{key:<15} {shown}");
     }
     output.result(&plan, &text);
     Ok(())
@@ -88,7 +88,7 @@ pub fn card(package: &Path, output: Output) -> Result<()> {
 pub fn verify(package: &Path, output: Output) -> Result<()> {
     let report = verify::verify(package)?;
     let mut text: String = report.proved.iter().map(|line| format!("ok  {line}\n")).collect();
-    text += &format!("{} agrees with itself\n", package.display());
+    let _ = writeln!(text, "{} agrees with itself", package.display());
     output.result(&report, &text);
     Ok(())
 }

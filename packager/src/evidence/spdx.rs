@@ -50,7 +50,7 @@ pub fn document(wire: &Wire, components: &[Component], created: &str) -> Value {
     }
     json!({
         "spdxVersion": "SPDX-2.3", "dataLicense": "CC0-1.0", "SPDXID": "SPDXRef-DOCUMENT", "name": wire.container.image.tag,
-        "documentNamespace": format!("https://huggingface.co/{}#sbom-{digest}", wire.repo()),
+        "documentNamespace": format!("https://huggingface.co/{}/sbom/{digest}", wire.repo()),
         "creationInfo": {"created": created, "creators": [format!("Tool: packager-{}", wire.built("tt_model_version"))]},
         "packages": packages, "relationships": relationships,
     })
@@ -89,7 +89,7 @@ pub fn debian(status: &str) -> Vec<Component> {
         let installed = fields.get("Status").is_some_and(|status| status.ends_with(" installed"));
         if let (true, Some(name), Some(version)) = (installed, fields.get("Package"), fields.get("Version")) {
             let arch = fields.get("Architecture").unwrap_or(&"all");
-            let encoded = version.replace('+', "%2B").replace(':', "%3A").replace('~', "~");
+            let encoded = version.replace('+', "%2B").replace(':', "%3A");
             found.push(Component {
                 name: (*name).into(),
                 version: (*version).into(),

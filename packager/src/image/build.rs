@@ -180,9 +180,9 @@ async fn attempt(
         std::pin::pin!(engine.docker.build_image(options.build(), None, Some(body_try_stream(body))));
     loop {
         let message = tokio::time::timeout(request.idle, messages.next()).await.map_err(|_| {
-            let minutes = request.idle.as_secs() / 60;
+            let limit = request.idle.as_secs();
             let failure =
-                Failure::new(Class::Engine, format!("the build gave no sign of life for {minutes} minutes"));
+                Failure::new(Class::Engine, format!("the build gave no sign of life for {limit} s"));
             Stopped::Other(failure.next("look at the engine's log; a longer limit: --idle-minutes"))
         })?;
         match message {

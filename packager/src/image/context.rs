@@ -101,20 +101,19 @@ impl Context {
         for (path, item) in &self.items {
             let mut header = tar::Header::new_gnu();
             header.set_mtime(self.epoch);
-            match item.class {
-                FileType::File(executable) => {
-                    header.set_mode(if executable { 0o755 } else { 0o644 });
-                    header.set_size(item.size);
-                    let file = fs::File::open(&item.source).at("open", &item.source)?;
-                    let mut exact = Exact { file, left: item.size };
-                    tar.append_data(&mut header, path, &mut exact).at("send", &item.source)?;
-                }
-                _ => {
-                    header.set_entry_type(tar::EntryType::Directory);
-                    header.set_mode(0o755);
-                    header.set_size(0);
-                    tar.append_data(&mut header, format!("{path}/"), io::empty()).at("send", &nowhere)?;
-                }
+            header.set_uid(0);
+            header.set_gid(0);
+            if let FileType::File(executable) = item.class {
+                header.set_mode(if executable { 0o755 } else { 0o644 });
+                header.set_size(item.size);
+                let file = fs::File::open(&item.source).at("open", &item.source)?;
+                let mut exact = Exact { file, left: item.size };
+                tar.append_data(&mut header, path, &mut exact).at("send", &item.source)?;
+            } else {
+                header.set_entry_type(tar::EntryType::Directory);
+                header.set_mode(0o755);
+                header.set_size(0);
+                tar.append_data(&mut header, format!("{path}/"), io::empty()).at("send", &nowhere)?;
             }
         }
         tar.finish().at("send", &nowhere)

@@ -15,7 +15,7 @@ use crate::error::{Class, Failure, Result};
 /// Bytes handed over at once.
 const CHUNK: usize = 256 * 1024;
 /// Longest time without a byte from the engine while an image is exported or loaded.
-pub const IDLE: Duration = Duration::from_secs(600);
+pub const IDLE: Duration = Duration::from_mins(10);
 
 /// Runs `write` on another thread; what it writes comes out of the stream. Its own result says what went
 /// wrong: the error that the HTTP client shows hides the cause.

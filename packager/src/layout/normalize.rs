@@ -135,15 +135,12 @@ fn write(entries: &[Entry], source: &Path, writer: impl Write, epoch: u64) -> st
             header.set_device_minor(old.device_minor()?.unwrap_or_default())?;
         }
         let path = as_path(&entry.path);
-        match &entry.link {
-            Some(link) => {
-                header.set_size(0);
-                tar.append_link(&mut header, &path, as_path(link))?;
-            }
-            None => {
-                file.seek(SeekFrom::Start(entry.at))?;
-                tar.append_data(&mut header, &path, (&mut file).take(entry.size))?;
-            }
+        if let Some(link) = &entry.link {
+            header.set_size(0);
+            tar.append_link(&mut header, &path, as_path(link))?;
+        } else {
+            file.seek(SeekFrom::Start(entry.at))?;
+            tar.append_data(&mut header, &path, (&mut file).take(entry.size))?;
         }
     }
     tar.finish()

@@ -189,13 +189,12 @@ pub struct Found {
     pub size: u64,
 }
 
+/// Files and links of an image by their path.
+pub type Tree = BTreeMap<String, Found>;
+
 /// Files and links below a directory of the image, as the layers leave them: whiteouts applied. The
 /// content of the file `captured` comes back too.
-pub fn files_below(
-    layout: &Layout,
-    directory: &str,
-    captured: &str,
-) -> Result<(BTreeMap<String, Found>, Option<Vec<u8>>)> {
+pub fn files_below(layout: &Layout, directory: &str, captured: &str) -> Result<(Tree, Option<Vec<u8>>)> {
     let start = format!("{}/", directory.trim_matches('/'));
     let (mut found, mut content_of) = (BTreeMap::new(), None);
     for layer in &layout.layers {

@@ -24,7 +24,7 @@ use crate::{
     },
     manifest::{
         Loaded,
-        model::{Build, TtMetal},
+        model::{Build, TtMetal, WeightsEntry},
         profile,
     },
     pins::{self, ImagePin, Lock},
@@ -216,7 +216,7 @@ fn lock(loaded: &Loaded, options: &Options) -> Result<(Lock, Vec<String>)> {
         if options.allow_unpinned {
             let weights = std::iter::once(&loaded.manifest.weights)
                 .chain(&loaded.manifest.auxiliary_weights)
-                .map(|entry| entry.full());
+                .map(WeightsEntry::full);
             let weights = weights.map(|weights| pins::WeightsPin {
                 revision: weights.revision.filter(|revision| git::is_commit(revision)),
                 repo: weights.repo,

@@ -36,6 +36,7 @@ use crate::{
 
 /// How to build.
 #[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub struct Options {
     /// Directory that gets `<name>/`.
     pub out: PathBuf,

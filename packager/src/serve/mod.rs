@@ -12,7 +12,7 @@ use std::{
 
 use clap::ValueEnum;
 
-pub use self::run::{start, stop};
+pub use self::run::{create, stop, wait};
 use crate::{
     error::{At, Class, Failure, Result},
     manifest::{hardware, model::Argument, profile::Merged},
@@ -259,8 +259,8 @@ fn quote(word: &str) -> String {
     if plain { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
 }
 
-/// The first free port from 20000, as consumers look for it; or the one that was asked for.
-pub fn free_port(wanted: Option<u16>) -> Result<u16> {
+/// The first free port from `from` (20000, as consumers look for it); or the one that was asked for.
+pub fn free_port(wanted: Option<u16>, from: u16) -> Result<u16> {
     if let Some(port) = wanted {
         return TcpListener::bind(("0.0.0.0", port)).map(|_| port).map_err(|error| {
             Failure::new(Class::Failure, format!("port {port} cannot be used"))
@@ -268,7 +268,7 @@ pub fn free_port(wanted: Option<u16>) -> Result<u16> {
                 .next("choose another, or leave --port out")
         });
     }
-    (20_000..20_100).find(|port| TcpListener::bind(("0.0.0.0", *port)).is_ok()).ok_or_else(|| {
+    (from..20_100).find(|port| TcpListener::bind(("0.0.0.0", *port)).is_ok()).ok_or_else(|| {
         Failure::new(Class::Failure, "no port from 20000 to 20099 is free")
             .next("stop a server, or choose another port with --port")
     })

@@ -23,8 +23,8 @@ use crate::{
 /// Seconds that a server has to end its work, as consumers give it.
 const GRACE: i32 = 120;
 
-/// Starts the container.
-async fn create(engine: &Engine, run: &Run) -> Result<()> {
+/// Creates and starts the container; nothing is left of one that cannot start.
+pub async fn create(engine: &Engine, run: &Run) -> Result<()> {
     let what = || format!("starting {}", run.container);
     let device = |id: &u32| {
         let path = format!("/dev/tenstorrent/{id}");
@@ -80,30 +80,16 @@ async fn create(engine: &Engine, run: &Run) -> Result<()> {
     Ok(())
 }
 
-/// Starts the container and waits for the ready line, then for `/health` and `/v1/models`. A container that
-/// ends before is removed, with its last lines in the failure; one that is only slow keeps running.
-pub async fn start(
-    engine: &Engine,
-    run: &Run,
-    detach: bool,
-    limit: Duration,
-    note: &dyn Fn(&str),
-) -> Result<()> {
-    create(engine, run).await?;
-    if detach {
-        return Ok(());
-    }
+/// Waits for the ready line, then for `/health` and `/v1/models`. A container that ends before is removed,
+/// with its last lines in the failure; one that is only slow keeps running.
+pub async fn wait(engine: &Engine, run: &Run, limit: Duration, note: &dyn Fn(&str)) -> Result<()> {
     note(&format!("{} runs; waiting for `{}`", run.container, run.ready_line));
-    match tokio::time::timeout(limit, ready(engine, run, note)).await {
-        Ok(result) => result,
-        Err(_) => {
-            let failure = Failure::new(
-                Class::Failure,
-                format!("{} was not ready after {} s", run.container, limit.as_secs()),
-            );
-            Err(failure.next(format!("it keeps running: docker logs {}", run.container)))
-        }
+    if let Ok(result) = tokio::time::timeout(limit, ready(engine, run, note)).await {
+        return result;
     }
+    let failure =
+        Failure::new(Class::Failure, format!("{} was not ready after {} s", run.container, limit.as_secs()));
+    Err(failure.next(format!("it keeps running: docker logs {}", run.container)))
 }
 
 async fn ready(engine: &Engine, run: &Run, note: &dyn Fn(&str)) -> Result<()> {
