@@ -19,7 +19,7 @@ need() {
     fi
     say "installing ${missing[*]}"
     apt-get update -qq >&2 </dev/null || say "warning: apt-get update failed, trying with the lists there are"
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2 </dev/null
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null
 }
 
 # want COMMAND:PACKAGE...: like need, but false where they cannot be had.

@@ -14,6 +14,10 @@ mkdir -p target
 log=target/test.log
 passed=0 failed=0 broken=() skipped=()
 
+# The engine that the packager's tests start goes with them; one that was there before stays.
+engine=${FLUX2_ENGINE_DIR:-/var/tmp/flux2-engine}/dockerd.pid
+kill -0 "$(cat "$engine" 2>/dev/null)" 2>/dev/null || trap 'scripts/engine.sh stop' EXIT
+
 # step NAME COMMAND...: one test more.
 step() {
     local name=$1 start=$SECONDS

@@ -91,7 +91,11 @@ fn the_largest_picture_with_three_references_is_planned() {
 fn shapes_like_klein_9b_load() {
     let klein = Configs::klein_4b();
     let configs = Configs {
-        text_encoder: TextEncoderConfig { hidden_size: 4096, intermediate_size: 12_288, ..klein.text_encoder },
+        text_encoder: TextEncoderConfig {
+            hidden_size: 4096,
+            intermediate_size: 12_288,
+            ..klein.text_encoder
+        },
         transformer: TransformerConfig {
             num_attention_heads: 32,
             num_layers: 8,

@@ -14,7 +14,7 @@ cargo build -q -p server
 
 serve() { # port, then flags
   port=$1; shift
-  target/debug/flux2-server serve --port "$port" --checkpoint code/tests/fixtures/tiny --small-sizes --warm-up 16 \
+  target/debug/flux2-server serve --port "$port" --checkpoint code/tests/fixtures/tiny --small-sizes --warm-up 16 --threads 1 --dtype f32 \
     --log warn "$@" > "$work/$port.out" & servers="${servers:-} $!"
   for _ in $(seq 600); do grep -q ready "$work/$port.out" && return; sleep 0.1; done
   echo "the server on $port is not ready" >&2; exit 1

@@ -4,8 +4,10 @@
 use flux2::{
     Result,
     device::{
-        ConvGeometry, Device, GroupNorm, HeadLayout, Mask, Ops, Precision, QkvPart, Trace, compare::Compare,
-        cpu::Isa, record::RecordDevice,
+        ConvGeometry, Device, GroupNorm, HeadLayout, Mask, Ops, Precision, QkvPart, Trace,
+        compare::Compare,
+        cpu::{CpuDevice, CpuOptions, Isa},
+        record::RecordDevice,
     },
     rope::RotaryTable,
 };
@@ -74,6 +76,15 @@ fn results_depend_on_neither_threads_nor_repetition() {
                 assert!(bits(threads) == first, "{isa} {precision:?}: {threads} threads change the result");
             }
         }
+    }
+}
+
+#[test]
+fn instructions_that_the_host_lacks_are_refused_by_name() {
+    for isa in Isa::ALL.into_iter().filter(|isa| !isa.available()) {
+        let options = CpuOptions { precision: Precision::F32, threads: Some(1) };
+        let error = CpuDevice::with_isa(options, isa).err().unwrap().to_string();
+        assert!(error.contains(&format!("no {isa}")) && error.contains("portable"), "{error}");
     }
 }
 

@@ -160,7 +160,7 @@ fn compare_names_the_wrong_operation_with_figures() {
         "conv2d",
         "add",
     ] {
-        let error = graph(&Ops::new(&compare(wrong))).err().expect(wrong);
+        let Err(error) = graph(&Ops::new(&compare(wrong))) else { panic!("{wrong} was not found") };
         let Error::Device { device, operation, what } = &error else { panic!("{error}") };
         assert_eq!((device.as_str(), *operation), ("wrong", wrong), "{error}");
         assert!(what.contains("relative L2 error") && what.contains("passes 1e-5"), "{error}");

@@ -156,9 +156,11 @@ async fn case_84_a_picture_over_the_drain_limit_is_stopped() {
 }
 
 /// A server process on the small checkpoint.
-fn spawn(flags: &[&str], environment: &[(&str, &str)]) -> Child {
+pub fn spawn(flags: &[&str], environment: &[(&str, &str)]) -> Child {
     let mut command = Command::new(BINARY);
-    command.args(["serve", "--small-sizes", "--warm-up", "16", "--checkpoint", TINY]).args(flags);
+    command
+        .args(["serve", "--small-sizes", "--warm-up", "16", "--threads", "1", "--checkpoint", TINY])
+        .args(flags);
     if !flags.contains(&"--port") {
         command.args(["--port", "0"]);
     }
@@ -166,7 +168,7 @@ fn spawn(flags: &[&str], environment: &[(&str, &str)]) -> Child {
 }
 
 /// Waits for the ready line; returns the server's address.
-fn ready(child: &mut Child) -> String {
+pub fn ready(child: &mut Child) -> String {
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     assert!(
@@ -177,12 +179,12 @@ fn ready(child: &mut Child) -> String {
     line["address"].as_str().unwrap().to_owned()
 }
 
-fn signal(child: &Child, name: &str) {
+pub fn signal(child: &Child, name: &str) {
     assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
 }
 
 /// Exit code and standard error of a process that ends within `limit`.
-fn ended(mut child: Child, limit: Duration) -> (i32, String) {
+pub fn ended(mut child: Child, limit: Duration) -> (i32, String) {
     let start = Instant::now();
     while child.try_wait().unwrap().is_none() {
         if start.elapsed() > limit {

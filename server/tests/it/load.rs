@@ -45,7 +45,18 @@ impl Process {
     async fn start() -> Self {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let child = Command::new(BINARY)
-            .args(["serve", "--checkpoint", TINY, "--small-sizes", "--warm-up", "16", "--log", "off"])
+            .args([
+                "serve",
+                "--checkpoint",
+                TINY,
+                "--small-sizes",
+                "--warm-up",
+                "16",
+                "--log",
+                "off",
+                "--threads",
+                "1",
+            ])
             .args(["--port", &port.to_string(), "--queue-size", "100", "--queue-per-client", "100"])
             .args(["--max-wait", "100000", "--job-count", "50", "--body-limit", "5"])
             .stdout(Stdio::null())

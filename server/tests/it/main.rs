@@ -11,6 +11,7 @@ mod life;
 mod load;
 mod openai;
 mod page;
+mod process;
 mod queue;
 mod scripted;
 mod strangers;

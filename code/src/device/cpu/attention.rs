@@ -106,7 +106,7 @@ impl Task<'_> {
                         let c = &mut sums[panel * width..];
                         // SAFETY: A is `count` rows of `used` probabilities, B as many values, C `count` rows of sums.
                         unsafe {
-                            kernel::product(simd, count, a, b.as_ptr(), c.as_mut_ptr(), padded_dim, true)
+                            kernel::product(simd, count, a, b.as_ptr(), c.as_mut_ptr(), padded_dim, true);
                         };
                     }
                 }
@@ -125,7 +125,7 @@ impl Task<'_> {
                                 output,
                                 #[inline(always)]
                                 |[sum]| simd.mul(sum, simd.splat(factor)),
-                            )
+                            );
                         },
                     );
                 }

@@ -82,7 +82,9 @@ impl CpuConv {
                 Kernel::pack(dims, width, false, |output| {
                     let mut values = self.weight.row_f32(output);
                     if precision == Precision::Bf16 {
-                        values.iter_mut().for_each(|v| *v = bf16::from_f32(*v).to_f32());
+                        for value in &mut values {
+                            *value = bf16::from_f32(*value).to_f32();
+                        }
                     }
                     fold(&values, phase)
                 })

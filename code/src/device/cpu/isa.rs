@@ -40,9 +40,9 @@ impl Isa {
     /// # Errors
     /// If the variable names no instruction set, or one that this host lacks.
     pub fn choose() -> Result<Self> {
-        match std::env::var("FLUX2_CPU_ISA") {
-            Ok(name) => Self::forced(&name),
-            Err(_) => Ok(Self::ALL.into_iter().find(|isa| isa.available()).unwrap_or(Self::Portable)),
+        match std::env::var_os("FLUX2_CPU_ISA") {
+            Some(name) => Self::forced(&name.to_string_lossy()),
+            None => Ok(Self::ALL.into_iter().find(|isa| isa.available()).unwrap_or(Self::Portable)),
         }
     }
 

@@ -117,6 +117,7 @@ pub fn rms_row<S: Simd>(simd: S, x: &[f32], weight: &[f32], epsilon: f32, out: &
 }
 
 /// `f` over the values of `N` tensors of one size.
+#[allow(clippy::redundant_closure, reason = "a closure can be inlined always, a reference to one cannot")]
 pub fn by_value<S: Simd, const N: usize>(
     simd: S,
     inputs: [&[f32]; N],
@@ -162,7 +163,7 @@ pub fn gated_add<S: Simd>(simd: S, x: &[f32], gate: &[f32], y: &[f32]) -> Buffer
                         out,
                         #[inline(always)]
                         |[x, g, y]| simd.mul_add(g, y, x),
-                    )
+                    );
                 },
             );
         }
