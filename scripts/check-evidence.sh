@@ -12,6 +12,7 @@ tools="$root/target/evidence-tools"
 if [ ! -x "$tools/bin/pyspdxtools" ] || ! "$tools/bin/python" -c 'import in_toto_attestation' 2>/dev/null; then
     echo "installing spdx-tools and in-toto-attestation from PyPI into $tools" >&2
     rm -rf "$tools"
+    python3 -c 'import ensurepip' 2>/dev/null || DEBIAN_FRONTEND=noninteractive apt-get install -qq -y python3-venv >&2
     python3 -m venv "$tools"
     "$tools/bin/pip" install --quiet 'spdx-tools==0.8.3' 'in-toto-attestation==0.9.3' >&2
 fi

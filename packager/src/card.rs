@@ -139,7 +139,8 @@ fn tt_metal(wire: &Wire) -> String {
     if let Some(wheel) = metal["wheel"].as_str() {
         let digest =
             metal["wheel_sha256"].as_str().map(|digest| format!(", sha256 {digest}")).unwrap_or_default();
-        return format!("{wheel}{digest}");
+        let absent = if wire.has_wheel() { "" } else { "; not in this image, which runs without a card" };
+        return format!("{wheel}{digest}{absent}");
     }
     let dirty = if metal["dirty"] == json!(true) { " (dirty tree)" } else { "" };
     let published = metal["mode"] == "git" || metal["pushed"] == json!(true);

@@ -183,6 +183,11 @@ impl Wire {
         value.and_then(Value::as_str).unwrap_or_default()
     }
 
+    /// True if the image holds the tt-metal wheel.
+    pub fn has_wheel(&self) -> bool {
+        self.container.built.get("tt_metal").is_some_and(|metal| metal["in_image"] == Value::Bool(true))
+    }
+
     /// The repository that the package is published to.
     pub fn repo(&self) -> &str {
         self.built("repo")

@@ -26,7 +26,7 @@ pub fn statement(wire: &Wire, lock: &Lock, parameters: &Value) -> Value {
     for git in &lock.git {
         input(format!("git+{}@{}", git.repo, git.reference), "gitCommit", &git.commit);
     }
-    if let Some(wheel) = &lock.wheel {
+    if let Some(wheel) = lock.wheel.as_ref().filter(|_| wire.has_wheel()) {
         input(format!("pkg:pypi/{}", wheel.requirement.replace("==", "@")), "sha256", &wheel.sha256);
     }
     for image in lock.base_images.values() {

@@ -195,7 +195,8 @@ pub type Tree = BTreeMap<String, Found>;
 /// Files and links below a directory of the image, as the layers leave them: whiteouts applied. The
 /// content of the file `captured` comes back too.
 pub fn files_below(layout: &Layout, directory: &str, captured: &str) -> Result<(Tree, Option<Vec<u8>>)> {
-    let start = format!("{}/", directory.trim_matches('/'));
+    let directory = directory.trim_matches('/');
+    let start = if directory.is_empty() { String::new() } else { format!("{directory}/") };
     let (mut found, mut content_of) = (BTreeMap::new(), None);
     for layer in &layout.layers {
         let mut archive = tar::Archive::new(normalize::open(layer)?);
@@ -245,4 +246,18 @@ pub fn files_below(layout: &Layout, directory: &str, captured: &str) -> Result<(
         }
     }
     Ok((found, content_of))
+}
+
+/// True if some path of the image has a directory of this name.
+pub fn has_directory(layout: &Layout, name: &str) -> Result<bool> {
+    for layer in &layout.layers {
+        let mut archive = tar::Archive::new(normalize::open(layer)?);
+        for entry in archive.entries().at("read", layer)? {
+            let entry = entry.at("read", layer)?;
+            if entry.path().at("read", layer)?.components().any(|part| part.as_os_str() == name) {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
 }

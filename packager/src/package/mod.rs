@@ -28,7 +28,7 @@ use crate::{
         engine::{self, Engine},
         stream,
     },
-    layout::{self, Identity, archive::Archive},
+    layout::{self, Identity, archive::Archive, read::Layout},
     manifest::Loaded,
     pins, verify,
     wire::{self, Facts, Wire},
@@ -166,7 +166,7 @@ async fn steps(
     }
     let checks = checks?;
 
-    let wire = Wire::new(&loaded.manifest, inputs.facts(loaded, &identity, &checks));
+    let wire = Wire::new(&loaded.manifest, inputs.facts(loaded, &identity, &layout, &checks)?);
     record(&wire, &inputs, &layout, &package)?;
     verify::verify(&package)?;
     replace(&package, &target, &work)?;
@@ -264,7 +264,7 @@ async fn run_checks(
 }
 
 /// Writes everything beside code/ and image/.
-fn record(wire: &Wire, inputs: &Inputs, layout: &layout::read::Layout, package: &Path) -> Result<()> {
+fn record(wire: &Wire, inputs: &Inputs, layout: &Layout, package: &Path) -> Result<()> {
     let put = |file: &str, text: String| {
         let path = package.join(file);
         fs::write(&path, text).at("write", &path)
@@ -277,7 +277,7 @@ fn record(wire: &Wire, inputs: &Inputs, layout: &layout::read::Layout, package: 
     let mut components = inputs.crates.clone();
     components
         .extend(status.map(|status| spdx::debian(&String::from_utf8_lossy(&status))).unwrap_or_default());
-    components.extend(spdx::wheel(&inputs.lock));
+    components.extend(spdx::wheel(&inputs.lock).filter(|_| wire.has_wheel()));
     let created = wire.built("created_at").replace("+00:00", "Z");
     put(spdx::FILE, pretty(&spdx::document(wire, &components, &created)))?;
     put(slsa::FILE, pretty(&slsa::statement(wire, &inputs.lock, &inputs.parameters)))?;
@@ -306,9 +306,19 @@ fn replace(package: &Path, target: &Path, work: &TempDir) -> Result<()> {
 }
 
 impl Inputs {
-    fn facts(&self, loaded: &Loaded, identity: &Identity, checks: &[String]) -> Facts {
+    fn facts(
+        &self,
+        loaded: &Loaded,
+        identity: &Identity,
+        layout: &Layout,
+        checks: &[String],
+    ) -> Result<Facts> {
         let tag = identity.tag(&loaded.manifest.name);
-        let metal = inputs::tt_metal(loaded, &self.lock);
+        let mut metal = inputs::tt_metal(loaded, &self.lock);
+        if let Some(wheel) = metal["wheel"].as_str().map(|wheel| wheel.replace("==", "-")) {
+            // A target for hosts without a card does without it, and the card must not claim it.
+            metal["in_image"] = json!(layout::read::has_directory(layout, &format!("{wheel}.dist-info"))?);
+        }
         let version = metal["scm_version"].as_str().unwrap_or("unknown").to_owned();
         let bases: Map<String, Value> = self
             .lock
@@ -353,13 +363,13 @@ impl Inputs {
         put("unpinned", json!(self.unpinned));
         put("shipped", json!(self.shipped));
         put("inputs_sha256", json!(self.digest));
-        Facts {
+        Ok(Facts {
             tag,
             digest: Some(identity.config.clone()),
             tt_metal_version: version,
             revisions: self.lock.weights.iter().map(|pin| pin.revision.clone()).collect(),
             created_at: chrono::Utc::now().format("%Y-%m-%dT%H:%M:%S%.6f+00:00").to_string(),
             built,
-        }
+        })
     }
 }

@@ -85,7 +85,7 @@ pub async fn resolve(loaded: &Loaded, options: &Options) -> Result<Lock> {
             Err(error) => Err(error),
         };
         let pin = pin.unwrap_or_else(|error| {
-            miss(format!("{argument} {name}"), error.to_string());
+            miss(format!("{argument} {name}"), error.what);
             ImagePin {
                 digest: name.split_once('@').map(|(_, digest)| digest.to_owned()),
                 name: name.clone(),

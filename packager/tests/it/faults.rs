@@ -66,7 +66,7 @@ impl StandIn {
 }
 
 fn respond(mut stream: UnixStream, seen: &Mutex<Vec<String>>, answer: &dyn Fn(&str) -> Option<String>) {
-    let (mut bytes, mut buffer) = (Vec::new(), [0; 65536]);
+    let (mut bytes, mut buffer) = (Vec::new(), vec![0; 65536]);
     let ends = |bytes: &[u8], mark: &[u8]| bytes.windows(mark.len()).any(|part| part == mark);
     while !ends(&bytes, b"\r\n\r\n")
         || (ends(&bytes, b"transfer-encoding: chunked") && !bytes.ends_with(b"\r\n0\r\n\r\n"))
