@@ -39,7 +39,7 @@ pub const KEEP_ALIVE: Duration = Duration::from_secs(15);
         ("id" = String, Path, description = "Id of the job"),
         ("Last-Event-ID" = Option<String>, Header, description = "Go on behind this event")
     ),
-    responses((status = 200, content_type = "text/event-stream", body = String), JobRefusals)
+    responses((status = 200, content_type = "text/event-stream", body = Object), JobRefusals)
 )]
 pub async fn events(
     State(app): State<Arc<App>>,

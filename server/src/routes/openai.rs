@@ -169,7 +169,7 @@ pub struct ImagesResponse {
 #[utoipa::path(
     post, path = "/v1/images/generations", tag = "openai", request_body = GenerationRequest,
     responses(
-        (status = 200, content((ImagesResponse = "application/json"), (String = "text/event-stream"))),
+        (status = 200, content((ImagesResponse = "application/json"), (Object = "text/event-stream"))),
         Refusals
     )
 )]
@@ -191,7 +191,7 @@ pub async fn generations(
     post, path = "/v1/images/edits", tag = "openai",
     request_body(content((EditRequest = "application/json"), (EditRequest = "multipart/form-data"))),
     responses(
-        (status = 200, content((ImagesResponse = "application/json"), (String = "text/event-stream"))),
+        (status = 200, content((ImagesResponse = "application/json"), (Object = "text/event-stream"))),
         Refusals
     )
 )]
