@@ -41,9 +41,8 @@ fn encoded(image: impl Into<DynamicImage>) -> String {
 async fn case_59_hidden_colours_have_no_influence() {
     let server = shared();
     let hidden = |colour: [u8; 3]| {
-        RgbaImage::from_fn(64, 64, |x, _| match x < 32 {
-            true => Rgba([200, 30, 30, 255]),
-            false => Rgba([colour[0], colour[1], colour[2], 0]),
+        RgbaImage::from_fn(64, 64, |x, _| {
+            if x < 32 { Rgba([200, 30, 30, 255]) } else { Rgba([colour[0], colour[1], colour[2], 0]) }
         })
     };
     let white =

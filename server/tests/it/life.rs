@@ -276,6 +276,7 @@ fn what_cannot_start_says_why_in_one_sentence_within_two_seconds() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let not_a_directory = file.path().join("cache");
     let not_a_directory = not_a_directory.to_str().unwrap();
+    #[allow(clippy::type_complexity)] // A table.
     let cases: [(&[&str], &[(&str, &str)], Exit, &str); 6] = [
         (&["--port", &port], &[], Exit::Address, &port),
         (&["--checkpoint", "/nowhere"], &[], Exit::Checkpoint, "/nowhere"),

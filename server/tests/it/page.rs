@@ -16,7 +16,7 @@ use crate::{
     support::{TestServer, png},
 };
 
-const WAIT: Duration = Duration::from_secs(60);
+const WAIT: Duration = Duration::from_mins(1);
 
 /// A browser that ends with the test.
 struct Browser {
@@ -36,6 +36,8 @@ impl Drop for Browser {
 impl Browser {
     async fn open(options: &[&str]) -> Self {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        #[allow(clippy::zombie_processes)]
+        // Waited for when the browser is dropped; a panic before ends the test process.
         let driver = Command::new("chromedriver")
             .arg(format!("--port={port}"))
             .stdout(Stdio::null())

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Room, waiting, turns, and idempotency.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashSet, time::Duration};
 
 use serde_json::json;
 
@@ -156,9 +156,9 @@ async fn n_pictures_count_their_seeds_up() {
     let seeds: Vec<u64> =
         body["data"].as_array().unwrap().iter().map(|data| data["seed"].as_u64().unwrap()).collect();
     assert_eq!(seeds, [5, 6, 7]);
-    let mut by_seed = HashMap::new();
+    let mut by_seed = HashSet::new();
     for data in body["data"].as_array().unwrap() {
-        by_seed.insert(data["b64_json"].as_str().unwrap().to_owned(), ());
+        by_seed.insert(data["b64_json"].as_str().unwrap().to_owned());
     }
     assert_eq!(by_seed.len(), 3);
     let over = server.post_json("/v1/images/generations", &with(request, &json!({"n": 11}))).await;

@@ -89,7 +89,7 @@ impl TestServer {
     pub async fn warm(&self) {
         let mut life = self.app.life.watch();
         let warm = life.wait_for(|phase| *phase == Phase::Warm);
-        drop(tokio::time::timeout(Duration::from_secs(120), warm).await.unwrap().unwrap());
+        drop(tokio::time::timeout(Duration::from_mins(2), warm).await.unwrap().unwrap());
     }
 
     /// Drains and waits for the end.
@@ -141,7 +141,7 @@ impl TestServer {
 }
 
 pub fn client() -> Client {
-    Client::builder().no_proxy().timeout(Duration::from_secs(120)).build().unwrap()
+    Client::builder().no_proxy().timeout(Duration::from_mins(2)).build().unwrap()
 }
 
 pub async fn answer(response: Response) -> (StatusCode, Value) {
