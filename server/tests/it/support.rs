@@ -100,7 +100,7 @@ impl TestServer {
 
     /// Waits for an end that something else brings about.
     pub async fn ended(self) -> Result<(), StartError> {
-        tokio::time::timeout(Duration::from_secs(60), self.end).await.unwrap().unwrap()
+        tokio::time::timeout(Duration::from_mins(1), self.end).await.unwrap().unwrap()
     }
 
     pub fn post(&self, path: &str) -> RequestBuilder {
@@ -134,7 +134,7 @@ impl TestServer {
             if states.iter().any(|state| view["state"] == *state) {
                 return view;
             }
-            assert!(start.elapsed() < Duration::from_secs(60), "{view}");
+            assert!(start.elapsed() < Duration::from_mins(1), "{view}");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
