@@ -116,7 +116,19 @@ impl App {
     /// Ranges that requests are checked against.
     pub fn limits(&self) -> Limits {
         let limits = self.spec.limits.clone();
-        if self.config.small_sizes { limits.with_small_sizes() } else { limits }
+        let mut limits = if self.config.small_sizes { limits.with_small_sizes() } else { limits };
+        limits.max_side = self.config.max_side.unwrap_or(limits.max_side).min(limits.max_side);
+        limits
+    }
+
+    /// A request with nothing given: the model's defaults, no larger than what is served.
+    pub fn default_request(&self, prompt: String) -> Request {
+        let limits = self.limits();
+        let mut request = Request::new(prompt);
+        request.width = request.width.min(limits.max_side / limits.grid * limits.grid);
+        request.height = request.width;
+        request.steps = self.spec.steps;
+        request
     }
 
     /// What the time of a run depends on.

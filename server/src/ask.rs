@@ -133,10 +133,10 @@ pub async fn submit(
     {
         return Ok(known);
     }
-    let mut request = Request::new(ask.prompt.clone());
+    let mut request = app.default_request(ask.prompt.clone());
     request.width = ask.width.map_or(request.width, |width| width as usize);
     request.height = ask.height.map_or(request.height, |height| height as usize);
-    request.steps = ask.steps.map_or(model.info.spec.steps, |steps| steps as usize);
+    request.steps = ask.steps.map_or(request.steps, |steps| steps as usize);
     request.guidance = ask.guidance.map(|guidance| guidance as f32);
     request.seed = match ask.seed {
         Some(seed) => seed,

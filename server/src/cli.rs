@@ -22,7 +22,7 @@ pub struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Serve(Box<commands::serve::Serve>),
-    Config(Box<commands::config::Config>),
+    Config(Box<commands::config::ShowConfig>),
     Doctor(Box<commands::doctor::Doctor>),
     Generate(commands::generate::Generate),
     Plan(commands::plan::Plan),

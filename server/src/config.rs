@@ -70,6 +70,9 @@ pub struct Config {
     /// Side in pixels of the square picture that warms the device up; 0 for none
     #[arg(long, env = "FLUX2_WARM_UP", value_name = "PIXELS", default_value_t = 512, help_heading = "Model")]
     pub warm_up: usize,
+    /// Largest width and height that are served, 512 to 1920 [default: the model's own]
+    #[arg(long, env = "FLUX2_MAX_SIDE", value_name = "PIXELS", help_heading = "Model")]
+    pub max_side: Option<usize>,
     /// Revision of the weights, to be reported [default: the snapshot directory's name]
     #[arg(long, env = "FLUX2_MODEL_REVISION", value_name = "REVISION", help_heading = "Model")]
     pub model_revision: Option<String>,
@@ -248,6 +251,10 @@ impl Config {
                 return refuse(flag, "got 0, wanted at least 1".into());
             }
         }
+        let least = if self.small_sizes { 16 } else { 512 };
+        if let Some(side) = self.max_side.filter(|side| !(least..=1920).contains(side)) {
+            return refuse("max-side", format!("got {side}, wanted {least} to 1920"));
+        }
         if self.body_memory * (1 << 20) < self.body_bytes(3) {
             let least = self.body_bytes(3).div_ceil(1 << 20);
             return refuse("body-memory", format!("got {} MiB, wanted at least {least}", self.body_memory));
@@ -284,7 +291,7 @@ impl Config {
             "host": self.host, "port": self.port,
             "checkpoint": flux2::snapshot::find(self.checkpoint.as_deref()).ok(), "text_encoder": self.text_encoder(),
             "dtype": flux2::device::Precision::from(self.dtype).name(), "threads": self.threads,
-            "warm_up": self.warm_up, "model_revision": self.model_revision, "model_license": self.model_license,
+            "warm_up": self.warm_up, "max_side": self.max_side, "model_revision": self.model_revision, "model_license": self.model_license,
             "package_digest": self.package_digest,
             "queue_size": self.queue_size, "queue_per_client": self.queue_per_client, "max_wait": self.max_wait,
             "execution_limit": self.execution_limit, "stall_limit": self.stall_limit, "drain_limit": self.drain_limit,

@@ -115,10 +115,9 @@ fn warm_up(app: &App, pipeline: &mut dyn Pipeline, starting: bool) -> flux2::Res
     if side == 0 {
         return Ok(());
     }
-    let mut request = Request::new("warm-up");
+    let mut request = app.default_request("warm-up".into());
     request.width = side;
     request.height = side;
-    request.steps = pipeline.info().spec.steps;
     if starting {
         app.life.go(Phase::Loading { step: "warm_up", progress: Some(0.0) });
     }

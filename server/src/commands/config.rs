@@ -8,12 +8,12 @@ use crate::failure::Failure;
 
 /// Print the effective settings of `serve` as JSON, without secrets
 #[derive(Args)]
-pub struct Config {
+pub struct ShowConfig {
     #[command(flatten)]
     config: config::Config,
 }
 
-impl Config {
+impl ShowConfig {
     /// Runs the command. Settings outside their range are a failure.
     pub fn run(&self) -> Result<(), Failure> {
         preflight::settings(&self.config)?;

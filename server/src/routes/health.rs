@@ -173,7 +173,7 @@ pub struct Info {
 #[utoipa::path(get, path = "/info", tag = "service", responses((status = 200, body = Info), Unauthorized))]
 pub async fn info(State(app): State<Arc<App>>) -> Json<Info> {
     let limits = app.limits();
-    let default = flux2::Request::new("");
+    let default = app.default_request(String::new());
     let (run, wait) = app.queue.estimates(app.work(&default));
     Json(Info {
         model: app.model_name(),

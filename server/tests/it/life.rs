@@ -227,7 +227,12 @@ async fn case_84_a_second_signal_is_immediate() {
     let url = ready(&mut child);
     let request =
         client().post(format!("{url}/generate")).json(&json!({"prompt": "x", "width": 1024, "height": 1024}));
-    assert_eq!(request.send().await.unwrap().status(), 202);
+    let (status, accepted) = answer(request.send().await.unwrap()).await;
+    assert_eq!(status, 202);
+    let job = format!("{url}/jobs/{}", accepted["job_id"].as_str().unwrap());
+    while answer(client().get(&job).send().await.unwrap()).await.1["state"] != "running" {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     signal(&child, "-TERM");
     std::thread::sleep(Duration::from_millis(100));
     signal(&child, "-TERM");

@@ -102,6 +102,26 @@ unsafe fn tile<S: Simd, const R: usize>(
     );
 }
 
+/// One column of A times one row of B. Inlined: a call would leave the instruction set that `vectorize` switched on.
+#[inline(always)]
+unsafe fn step<S: Simd, const R: usize>(
+    simd: S,
+    rows: &[*const f32; R],
+    k: usize,
+    b: *const f32,
+    sums: &mut [[S::V; 2]; R],
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let (left, right) = (simd.load(b), simd.load(b.add(S::LANES)));
+        for (row, sum) in rows.iter().zip(sums) {
+            let value = simd.splat(*row.add(k));
+            sum[0] = simd.mul_add(value, left, sum[0]);
+            sum[1] = simd.mul_add(value, right, sum[1]);
+        }
+    }
+}
+
 #[inline(always)]
 unsafe fn tile_body<S: Simd, const R: usize>(
     simd: S,
@@ -122,23 +142,15 @@ unsafe fn tile_body<S: Simd, const R: usize>(
         for &run in a.runs {
             let start = a.start.add(run);
             let rows: [*const f32; R] = std::array::from_fn(|r| start.add(r * a.stride));
-            let step = |k: usize, b: *const f32, sums: &mut [[S::V; 2]; R]| {
-                let (left, right) = (simd.load(b), simd.load(b.add(S::LANES)));
-                for (row, sum) in rows.iter().zip(sums) {
-                    let value = simd.splat(*row.add(k));
-                    sum[0] = simd.mul_add(value, left, sum[0]);
-                    sum[1] = simd.mul_add(value, right, sum[1]);
-                }
-            };
             let mut k = 0;
             while k + UNROLL <= a.len {
                 for u in 0..UNROLL {
-                    step(k + u, b.add(2 * u * S::LANES), &mut sums);
+                    step::<S, R>(simd, &rows, k + u, b.add(2 * u * S::LANES), &mut sums);
                 }
                 (k, b) = (k + UNROLL, b.add(2 * UNROLL * S::LANES));
             }
             while k < a.len {
-                step(k, b, &mut sums);
+                step::<S, R>(simd, &rows, k, b, &mut sums);
                 (k, b) = (k + 1, b.add(2 * S::LANES));
             }
         }
