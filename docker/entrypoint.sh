@@ -15,7 +15,7 @@ This image serves FLUX.2 [klein] over HTTP. The weights are not in it: mount a H
 
   on the host's processor:
     docker run --rm -p 20000:20000 -v ~/.cache/huggingface:/hf IMAGE \
-        flux2-server serve --device cpu --host 0.0.0.0 --port 20000
+        flux2-server serve --host 0.0.0.0 --port 20000
 
   on a Tenstorrent card, with the published package:
     tt-model serve ORGANISATION/NAME

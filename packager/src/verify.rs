@@ -65,8 +65,18 @@ pub fn verify(dir: &Path) -> Result<Report> {
             layout.layers.len()
         ));
     }
-    same_text(dir, card::FILE, &card::render(&wire)?, "it is not the card that the manifest gives")?;
-    report.proved.push(format!("{}: every figure is the manifest's", card::FILE));
+    let ours = env!("CARGO_PKG_VERSION");
+    let theirs = &wire.producer.tt_kernel_version;
+    if theirs == ours {
+        same_text(dir, card::FILE, &card::render(&wire)?, "it is not the card that the manifest gives")?;
+        report.proved.push(format!("{}: every figure is the manifest's", card::FILE));
+    } else {
+        // Another version words the card in another way: its bytes are proved by the list alone.
+        report.proved.push(format!(
+            "{}: not computed again, as it is of packager {theirs} and this is {ours}",
+            card::FILE
+        ));
+    }
     evidence(dir, &wire)?;
     report.proved.push("evidence: bill of materials and provenance are about this image and its pins".into());
     Ok(report)

@@ -126,6 +126,16 @@ fn case22_versions_never_compare_equal_as_numbers() {
     }
 }
 
+/// The policy stands in packager/Cargo.toml; advisories are checked by scripts/deny.sh.
+#[test]
+fn case21_no_abandoned_yaml_reader_is_in_the_lock() {
+    let lock = fs::read_to_string(repository().join("Cargo.lock")).expect("Cargo.lock");
+    assert!(lock.contains("name = \"yaml_serde\""));
+    for abandoned in ["serde_yaml", "serde_yml", "yaml-rust", "libyml"] {
+        assert!(!lock.contains(&format!("name = \"{abandoned}\"")), "{abandoned}");
+    }
+}
+
 #[test]
 fn the_committed_schema_is_the_one_the_types_give() {
     let path = repository().join("packager/manifest.schema.json");
