@@ -12,15 +12,16 @@
 
 pub mod compare;
 pub mod cpu;
+mod handles;
+mod observe;
 mod ops;
 pub mod record;
 
 use std::ops::Range;
 
-pub use ops::{
-    Conv, GatedMatrix, GroupNorm, Ledger, Matrix, Observer, Operation, Ops, Qkv, QkvPart, Rotary, Row, Shape,
-    Tensor, Trace,
-};
+pub use handles::{Conv, GatedMatrix, GroupNorm, Ledger, Matrix, Qkv, QkvPart, Rotary, Row, Shape, Tensor};
+pub use observe::{Observer, Operation, Trace};
+pub use ops::Ops;
 
 use crate::{error::Result, rope::RotaryTable, weight::Weight};
 
