@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! FLUX.2 [klein] in Rust: text to image, editing, and one to three reference images.
+//! FLUX.2 \[klein\] in Rust: text to image, editing, and one to three reference images.
 //!
 //! A request flows one way: [`request`] → [`pipeline`] (prompt → text encoder → references → denoise → decode) → [`device`]
 //! → pixels. The model in [`model`] is written once over the [`device::Device`] trait. This crate knows images, prompts,

@@ -77,7 +77,7 @@ impl Limits {
         guidance: false,
     };
 
-    /// FLUX.2 [dev]: 1 to 200 steps, any guidance from 0, sizes on the model's own grid.
+    /// FLUX.2 \[dev\]: 1 to 200 steps, any guidance from 0, sizes on the model's own grid.
     pub const DEV: Self = Self { grid: 16, steps: 1..=200, guidance: true, ..Self::KLEIN };
 
     /// The same with sizes from 16 pixels, for tests and small checkpoints.

@@ -77,7 +77,7 @@ impl TextEncoderSpec {
     }
 }
 
-/// FLUX.2 [klein]: distilled to four steps, no guidance.
+/// FLUX.2 \[klein\]: distilled to four steps, no guidance.
 pub const KLEIN: ModelSpec = ModelSpec {
     name: "FLUX.2-klein-4B",
     pipeline_class: "Flux2KleinPipeline",
@@ -96,7 +96,7 @@ pub const KLEIN: ModelSpec = ModelSpec {
     limits: Limits::KLEIN,
 };
 
-/// FLUX.2 [dev]: guided, fifty steps.
+/// FLUX.2 \[dev\]: guided, fifty steps.
 pub const DEV: ModelSpec = ModelSpec {
     name: "FLUX.2-dev",
     pipeline_class: "Flux2Pipeline",

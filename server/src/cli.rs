@@ -11,7 +11,7 @@ use crate::{commands, failure::Failure};
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failure, 2 wrong usage, 3 checkpoint or image unusable, 4 device lost, \
     5 address taken, 7 directory or file not usable, 130 interrupted.";
 
-/// FLUX.2 [klein] pictures over HTTP and from the command line.
+/// FLUX.2 pictures over HTTP and from the command line.
 #[derive(Parser)]
 #[command(version, about, after_help = EXIT_CODES)]
 pub struct Cli {

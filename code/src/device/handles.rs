@@ -125,7 +125,7 @@ pub struct Rotary<D: Device> {
     pub(super) pairs: usize,
 }
 
-/// One stream of a joint attention. See [`RawQkvPart`].
+/// One stream of a joint attention. See [`RawQkvPart`](super::RawQkvPart).
 pub struct QkvPart<'a, D: Device> {
     /// `[rows, layout.columns()]`.
     pub qkv: &'a Tensor<D>,

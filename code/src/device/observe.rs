@@ -7,7 +7,7 @@ use crate::error::Result;
 /// One operation of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operation {
-    /// Name of the method of [`Device`].
+    /// Name of the method of [`Device`](super::Device).
     pub name: &'static str,
     /// Shapes that decide the work, readable: `[1536, 3072] x [9216, 3072]`.
     pub shapes: String,

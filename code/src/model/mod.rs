@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! FLUX.2, written once over [`Device`](crate::device::Device).
+//! FLUX.2, written once over [`Device`].
 //!
 //! | part | file | klein 4B as published |
 //! | --- | --- | --- |
@@ -51,7 +51,7 @@ impl Configs {
         })
     }
 
-    /// The published FLUX.2 [dev].
+    /// The published FLUX.2 \[dev\].
     pub fn dev() -> Self {
         let klein = Self::klein_4b();
         Self {
@@ -76,7 +76,7 @@ impl Configs {
         }
     }
 
-    /// The published FLUX.2 [klein] 4B.
+    /// The published FLUX.2 \[klein\] 4B.
     pub fn klein_4b() -> Self {
         Self {
             text_encoder: TextEncoderConfig {

@@ -42,7 +42,7 @@ pub struct TransformerConfig {
     pub eps: f32,
     /// Columns of the sinusoidal time embedding.
     pub timestep_guidance_channels: usize,
-    /// Whether the guidance scale is embedded. Absent means yes (FLUX.2 [dev]).
+    /// Whether the guidance scale is embedded. Absent means yes (FLUX.2 \[dev\]).
     #[serde(default = "embeds_guidance")]
     pub guidance_embeds: bool,
 }

@@ -84,7 +84,7 @@ fn a_checkpoint_downloaded_half_lacks_its_parts() {
     refused(|at| remove(at.join(TRANSFORMER)), &["transformer", "diffusion_pytorch_model"]);
     refused(|at| fs::remove_dir_all(at.join("vae")).expect("it was there"), &["vae"]);
     refused(|at| remove(at.join("model_index.json")), &["model_index.json"]);
-    refused(|at| remove(at.join("transformer/config.json")), &["transformer/config.json"]);
+    refused(|at| remove(at.join("transformer/config.json")), &["transformer", "config.json"]);
     refused(|at| remove(at.join("tokenizer/tokenizer.json")), &["tokenizer.json"]);
 }
 

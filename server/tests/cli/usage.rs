@@ -57,7 +57,9 @@ fn four_references_are_refused_before_any_is_read() {
 
 #[test]
 fn unknown_flags_devices_and_precisions_are_refused_with_what_there_is() {
-    refused(&["a fox", "--guidance", "3"], &["--guidance"]);
+    refused(&["a fox", "--sampler", "ddim"], &["--sampler"]);
+    refused(&["a fox", "--guidance", "3"], &["guidance", "is 3", "none or 1"]);
+    refused(&["a fox", "--steps", "8"], &["steps", "is 8", "4"]);
     refused(&["a fox", "--dtype", "fp8"], &["fp8", "f32", "bf16"]);
     refused(&["a fox", "--device", "gpu"], &["gpu", "cpu"]);
     refused(&["a fox", "--threads", "0"], &["--threads"]);

@@ -5,8 +5,8 @@
 //! precisions. What [`Precision::Bf16`] changes is that weights stored as f32 are rounded to bf16. Results are the same
 //! bit for bit for any number of threads: how work is cut never depends on it, nor the order of a sum on how work is cut.
 //!
-//! [`isa`] chooses the instructions, [`simd`] is what kernels are written in, [`kernel`] the one matrix kernel under
-//! [`linear`], [`attention`] and [`conv`].
+//! `isa` chooses the instructions, `simd` is what kernels are written in, `kernel` the one matrix kernel under
+//! `linear`, `attention` and `conv`.
 
 // Kernels are generic over the instruction set and must be inlined into the function that switches it on.
 #![allow(clippy::inline_always)]
