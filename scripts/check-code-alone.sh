@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 alone=$(mktemp -d)
 trap 'rm -rf "$alone"' EXIT
-git ls-files -z code/Cargo.toml 'code/src' | xargs -0 cp --parents -t "$alone"
+git ls-files -z code/Cargo.toml code/src code/benches | xargs -0 cp --parents -t "$alone"
 cp Cargo.lock "$alone/code/" # the versions that the workspace was tested with
 cd "$alone/code"
 RUSTFLAGS="-D warnings" CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$OLDPWD/target}/code-alone cargo check --quiet

@@ -61,7 +61,8 @@ step "code/ alone" scripts/check-code-alone.sh
 step "licences, bans, sources" scripts/deny.sh
 step "THIRD-PARTY.md" scripts/third_party.py --check
 if [ -n "${browser:-}" ]; then
-    step "the page in a browser" cargo test --locked --package server --test it page -- --ignored
+    # The whole workspace, so that nothing is built again with other features.
+    step "the page in a browser" cargo test --workspace --locked --test it page -- --ignored
 else
     skip "the page in a browser" "cargo test -p server --test it page -- --ignored"
 fi
