@@ -8,7 +8,7 @@ use std::{
 
 use flux2::{
     device::{
-        Precision,
+        Device, Precision,
         cpu::{CpuDevice, CpuOptions, Isa},
     },
     weight::{DType, Storage, Weight},
@@ -16,6 +16,11 @@ use flux2::{
 
 /// Relative L2 error allowed: f32 sums of some thousand terms in any order.
 pub const BOUND: f64 = 2e-6;
+
+/// The same for a product: fp16 sums of 64 products are coarser, though finer than inputs rounded to bf16 would be.
+pub fn product_bound(device: &CpuDevice) -> f64 {
+    if device.isa() == Isa::Avx512Fp16 && device.precision() == Precision::Bf16 { 1.5e-3 } else { BOUND }
+}
 
 /// A processor device for each instruction set that the host has, in both precisions.
 pub fn devices() -> Vec<CpuDevice> {

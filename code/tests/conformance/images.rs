@@ -4,7 +4,7 @@
 use flux2::device::{ConvGeometry, Device, GroupNorm, Ops, Shape};
 
 use crate::{
-    cases::{BOUND, Numbers, Stored, close, devices, seen, weight, wide},
+    cases::{Numbers, Stored, close, devices, product_bound, seen, weight, wide},
     reference,
 };
 
@@ -65,14 +65,14 @@ fn convolutions_in_all_sizes_and_geometries() {
                             geometry,
                         );
                         let got = ops.conv2d(&image, &conv, geometry).unwrap();
-                        close(&ops.download(&got).unwrap(), &wanted, BOUND, &case);
+                        close(&ops.download(&got).unwrap(), &wanted, product_bound(&device), &case);
                     }
                     if fits([2 * height, 2 * width], size, geometry) && height * width < 200 {
                         let large = reference::upsample(&wide(&x), [height, width, inputs]);
                         let dims = [2 * height, 2 * width, inputs];
                         let wanted = reference::conv(&large, dims, &kernel, &bias, size, geometry);
                         let got = ops.upsample_conv(&image, &conv, geometry).unwrap();
-                        close(&ops.download(&got).unwrap(), &wanted, BOUND, format!("upsampled {case}"));
+                        close(&ops.download(&got).unwrap(), &wanted, product_bound(&device), format!("upsampled {case}"));
                     }
                 }
             }
@@ -121,14 +121,14 @@ fn group_norm_and_what_follows_it() {
                     reference::conv(&silu, [height, width, channels], &kernel, &bias, 3, geometry);
                 let got = ops.norm_silu_conv(&image, &norm, &conv, geometry, None).unwrap();
                 let Shape::Image(out_height, out_width, _) = got.shape() else { panic!("not an image") };
-                close(&ops.download(&got).unwrap(), &wanted, 1e-5, &case);
+                close(&ops.download(&got).unwrap(), &wanted, product_bound(&device).max(1e-5), &case);
                 let residual = numbers.take(wanted.len());
                 for (wanted, residual) in wanted.iter_mut().zip(&residual) {
                     *wanted += f64::from(*residual);
                 }
                 let residual = ops.upload_image(&residual, out_height, out_width, outputs).unwrap();
                 let got = ops.norm_silu_conv(&image, &norm, &conv, geometry, Some(&residual)).unwrap();
-                close(&ops.download(&got).unwrap(), &wanted, 1e-5, &case);
+                close(&ops.download(&got).unwrap(), &wanted, product_bound(&device).max(1e-5), &case);
             }
         }
     }

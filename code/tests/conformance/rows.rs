@@ -7,7 +7,7 @@ use flux2::{
 };
 
 use crate::{
-    cases::{BOUND, Numbers, Stored, close, device, devices, seen, weight, wide},
+    cases::{BOUND, Numbers, Stored, close, device, devices, product_bound, seen, weight, wide},
     reference,
 };
 
@@ -42,7 +42,7 @@ fn linear_in_all_sizes_and_storages() {
                 let y = ops.linear(&ops.upload_rows(&x, rows, inputs).unwrap(), &matrix).unwrap();
                 let wanted = reference::linear(&wide(&x), &seen(&w, device.precision()), inputs);
                 let case = format!("{} linear {rows} x {inputs} x {outputs} {stored:?}", device.name());
-                close(&ops.download(&y).unwrap(), &wanted, BOUND, case);
+                close(&ops.download(&y).unwrap(), &wanted, product_bound(&device), case);
             }
         }
     }
@@ -79,11 +79,11 @@ fn linear_adds_bias_gate_and_residual() {
                     .collect();
                 let y = ops.linear_add(&x, &matrix, with_gate.then_some(&gate_row), &r).unwrap();
                 let case = format!("{} {rows} x {inputs} x {outputs} {with_bias} {with_gate}", device.name());
-                close(&ops.download(&y).unwrap(), &wanted, BOUND, case);
+                close(&ops.download(&y).unwrap(), &wanted, product_bound(&device), case);
                 if !with_gate && with_bias {
                     let wanted: Vec<f64> =
                         product.iter().enumerate().map(|(i, p)| p + f64::from(bias[i % outputs])).collect();
-                    close(&ops.download(&ops.linear(&x, &matrix).unwrap()).unwrap(), &wanted, BOUND, "bias");
+                    close(&ops.download(&ops.linear(&x, &matrix).unwrap()).unwrap(), &wanted, product_bound(&device), "bias");
                 }
             }
         }
@@ -108,7 +108,7 @@ fn linear_swiglu_in_all_sizes() {
                 .map(|(gate, up)| reference::silu(*gate) * up)
                 .collect();
             let case = format!("{} swiglu {rows} x {inputs} x {outputs}", device.name());
-            close(&ops.download(&y).unwrap(), &wanted, BOUND, case);
+            close(&ops.download(&y).unwrap(), &wanted, 2.0 * product_bound(&device), case);
         }
     }
 }
@@ -133,7 +133,7 @@ fn slices_orders_and_parts_of_weights_are_honoured() {
                 close(
                     &ops.download(&y).unwrap(),
                     &wanted,
-                    BOUND,
+                    product_bound(&device),
                     format!("{} {stored:?} {rows}", device.name()),
                 );
             }

@@ -124,20 +124,20 @@ impl CpuTensor {
 
 /// A buffer that several threads write, each to places of its own.
 #[derive(Clone, Copy)]
-pub struct Shared<'a> {
-    start: *mut f32,
+pub struct Shared<'a, V = f32> {
+    start: *mut V,
     len: usize,
-    lives: PhantomData<&'a mut [f32]>,
+    lives: PhantomData<&'a mut [V]>,
 }
 
 // SAFETY: only `get` gives access, whose contract forbids two threads the same place.
-unsafe impl Send for Shared<'_> {}
+unsafe impl<V: Send> Send for Shared<'_, V> {}
 // SAFETY: as above.
-unsafe impl Sync for Shared<'_> {}
+unsafe impl<V: Send> Sync for Shared<'_, V> {}
 
-impl<'a> Shared<'a> {
+impl<'a, V> Shared<'a, V> {
     /// Shares `buffer` for as long as it is borrowed.
-    pub fn new(buffer: &'a mut [f32]) -> Self {
+    pub fn new(buffer: &'a mut [V]) -> Self {
         Self { start: buffer.as_mut_ptr(), len: buffer.len(), lives: PhantomData }
     }
     /// A part of the buffer.
@@ -146,7 +146,7 @@ impl<'a> Shared<'a> {
     /// Nobody else uses any place of this range while the result lives.
     #[inline(always)]
     #[allow(clippy::mut_from_ref, reason = "the contract above is what keeps the ranges apart")]
-    pub unsafe fn get(&self, range: Range<usize>) -> &'a mut [f32] {
+    pub unsafe fn get(&self, range: Range<usize>) -> &'a mut [V] {
         assert!(range.start <= range.end && range.end <= self.len, "range outside the shared buffer");
         // SAFETY: inside the buffer, which is borrowed for 'a, and nobody else's by the contract.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }

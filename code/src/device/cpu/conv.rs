@@ -7,7 +7,7 @@
 //! way, so their results never exist as images. Then every panel of the kernel passes over the strip from the first-level
 //! cache. Partial sums live in scratch memory; bias and residual are added when they leave it.
 //!
-//! Kernels are packed once, at load: bf16 stays bf16 (168 MB for FLUX.2's VAE) and is widened a panel at a time.
+//! Kernels are packed once, at load: 16 bits stay 16 bits (168 MB for FLUX.2's VAE).
 
 use std::{ops::Range, sync::OnceLock};
 
@@ -20,6 +20,7 @@ use super::{
     linear::Epilogue,
     norm::{Affine, affine_row},
     simd::Simd,
+    unit::{Panels, Unit},
     weights::CpuMatrix,
 };
 use crate::{
@@ -27,20 +28,32 @@ use crate::{
     weight::{DType, Weight},
 };
 
-/// Output pixels of a task.
+/// Sums of a task: 1 MiB in the second-level cache.
+const TASK_SUMS: usize = 256 * 1024;
+/// Most output pixels of a task.
 const TASK_PIXELS: usize = 1024;
 /// Widest tile.
 const TASK_WIDTH: usize = 128;
 
-/// Input channels of a block: with 9 taps a panel of 16 columns takes 18 KiB, with 4 taps 16 KiB.
-const fn block_channels(taps: usize) -> usize {
-    if taps > 4 { 32 } else { 64 }
+/// Input channels of a block: a panel takes at most about 18 KiB of the first-level cache.
+const fn block_channels<U: Unit>(taps: usize) -> usize {
+    let fits = 18 * 1024 / (taps * kernel::columns::<U::S>() * size_of::<U::Value>());
+    if fits >= 64 {
+        64
+    } else if fits >= 32 {
+        32
+    } else {
+        16
+    }
 }
 
-/// Blocks of input channels: first channel and length.
-fn blocks(inputs: usize, taps: usize) -> impl Iterator<Item = (usize, usize)> {
-    let most = block_channels(taps);
-    (0..inputs).step_by(most).map(move |first| (first, most.min(inputs - first)))
+/// Blocks of input channels: first channel, channels, and channels with padding.
+fn blocks<U: Unit>(inputs: usize, taps: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+    let most = block_channels::<U>(taps);
+    (0..inputs).step_by(most).map(move |first| {
+        let len = most.min(inputs - first);
+        (first, len, len.next_multiple_of(U::STEP))
+    })
 }
 
 /// A convolution, prepared.
@@ -56,30 +69,35 @@ pub struct CpuConv {
 }
 
 impl CpuConv {
-    /// Packs `[out, in, size, size]` for panels of `width` columns. Adds what it holds to `memory`.
-    pub fn new(
+    /// Packs `[out, in, size, size]` for `unit`. Adds what it holds to `memory`.
+    pub fn new<U: Unit>(
+        unit: U,
         weight: &Weight,
         bias: &Weight,
-        width: usize,
         precision: Precision,
         memory: &mut MemoryReport,
     ) -> Self {
         let (outputs, inputs, size) = (weight.shape()[0], weight.shape()[1], weight.shape()[2]);
         let pointwise = (size == 1).then(|| CpuMatrix::new(std::slice::from_ref(weight), precision, memory));
         let round = precision == Precision::Bf16 || weight.dtype() == DType::Bf16;
-        let kernel = Kernel::pack([outputs, inputs, size], width, round, |output| weight.row_f32(output));
-        memory.weights += kernel.bytes();
+        let kernel = Kernel::pack(unit, [outputs, inputs, size], round, |output| weight.row_f32(output));
+        memory.weights += kernel.panels.bytes();
         Self { pointwise, bias: bias.to_f32(), kernel, weight: weight.clone(), folded: OnceLock::new() }
     }
 
     /// The four 2×2 kernels that a 3×3 convolution of an image doubled by nearest neighbour comes down to, one for each
     /// `[row % 2, column % 2]` of the output: neighbours that are equal share a weight, the sum of theirs. 4 taps instead
     /// of 9. Made at first use; then adds what it holds to `memory`.
-    pub fn folded(&self, width: usize, precision: Precision, memory: &mut MemoryReport) -> &[Kernel; 4] {
+    pub fn folded<U: Unit>(
+        &self,
+        unit: U,
+        precision: Precision,
+        memory: &mut MemoryReport,
+    ) -> &[Kernel; 4] {
         self.folded.get_or_init(|| {
             let kernels = [[0, 0], [0, 1], [1, 0], [1, 1]].map(|phase| {
                 let dims = [self.kernel.outputs, self.kernel.inputs, 2];
-                Kernel::pack(dims, width, false, |output| {
+                Kernel::pack(unit, dims, false, |output| {
                     let mut values = self.weight.row_f32(output);
                     if precision == Precision::Bf16 {
                         for value in &mut values {
@@ -89,7 +107,7 @@ impl CpuConv {
                     fold(&values, phase)
                 })
             });
-            memory.weights += kernels.iter().map(Kernel::bytes).sum::<u64>();
+            memory.weights += kernels.iter().map(|kernel| kernel.panels.bytes()).sum::<u64>();
             kernels
         })
     }
@@ -117,55 +135,42 @@ pub struct Kernel {
     inputs: usize,
     /// Side.
     pub size: usize,
+    /// `[block of input channels][panel][tap][channel][panel's columns]`.
     panels: Panels,
 }
 
-/// `[block of input channels][panel][tap][channel][panel's columns]`.
-enum Panels {
-    F32(Vec<f32>),
-    Bf16(Vec<u16>),
-}
-
 impl Kernel {
-    /// Packs the kernels `[inputs, size, size]` that `values` gives for each output channel, as bf16 if `round`.
-    fn pack(
+    /// Packs the kernels `[inputs, size, size]` that `values` gives for each output channel; `round` says that they are or
+    /// may be rounded to bf16.
+    fn pack<U: Unit>(
+        unit: U,
         [outputs, inputs, size]: [usize; 3],
-        width: usize,
         round: bool,
         values: impl Fn(usize) -> Vec<f32> + Sync,
     ) -> Self {
-        let taps = size * size;
-        let columns = outputs.next_multiple_of(width);
-        let mut packed = vec![0.0; columns * inputs * taps];
+        let (width, taps) = (kernel::columns::<U::S>(), size * size);
+        let panels = outputs.div_ceil(width);
+        let padded_inputs: usize = blocks::<U>(inputs, taps).map(|(.., padded)| padded).sum();
+        let mut packed = vec![0.0; panels * width * padded_inputs * taps];
         let shared = Shared::new(&mut packed);
-        (0..outputs.div_ceil(width)).into_par_iter().for_each(|panel| {
+        (0..panels).into_par_iter().for_each(|panel| {
             for column in 0..width.min(outputs - panel * width) {
                 let values = values(panel * width + column);
-                for (first, block) in blocks(inputs, taps) {
-                    let start = first * taps * columns + panel * block * taps * width;
+                for (first, block, padded) in blocks::<U>(inputs, taps) {
+                    let start = (first * panels + panel * padded) * taps * width;
                     // SAFETY: this panel of this block is this task's alone.
-                    let to = unsafe { shared.get(start..start + block * taps * width) };
+                    let to = unsafe { shared.get(start..start + padded * taps * width) };
                     for c in 0..block {
                         for tap in 0..taps {
-                            to[(tap * block + c) * width + column] = values[(first + c) * taps + tap];
+                            to[(tap * padded + c) * width + column] = values[(first + c) * taps + tap];
                         }
                     }
                 }
             }
         });
-        let panels = if round {
-            Panels::Bf16(packed.into_iter().map(|v| bf16::from_f32(v).to_bits()).collect())
-        } else {
-            Panels::F32(packed)
-        };
-        Self { outputs, inputs, size, panels }
-    }
-
-    fn bytes(&self) -> u64 {
-        match &self.panels {
-            Panels::F32(values) => 4 * values.len() as u64,
-            Panels::Bf16(values) => 2 * values.len() as u64,
-        }
+        let lens = blocks::<U>(inputs, taps)
+            .flat_map(|(.., padded)| std::iter::repeat_n(padded * taps * width, panels));
+        Self { outputs, inputs, size, panels: unit.keep(packed, lens, round) }
     }
 }
 
@@ -190,16 +195,25 @@ impl Input<'_> {
         [factor * height, factor * width]
     }
 
-    /// Channels `channels` of row `y`, columns `x0..`, into `to` `[columns][channels]`; zeros outside the image.
+    /// Channels `channels` of row `y`, columns `x0..`, into `to` `[columns][padded]`; zeros outside the image and in the
+    /// channels of padding.
     #[inline(always)]
-    fn read_row<S: Simd>(&self, simd: S, y: isize, x0: isize, channels: Range<usize>, to: &mut [f32]) {
+    fn read_row<S: Simd>(
+        &self,
+        simd: S,
+        y: isize,
+        x0: isize,
+        channels: Range<usize>,
+        padded: usize,
+        to: &mut [f32],
+    ) {
         let [height, width] = self.size();
         if y < 0 || y >= height as isize {
             to.fill(0.0);
             return;
         }
         let shift = usize::from(self.upsampled);
-        for (i, to) in to.chunks_exact_mut(channels.len()).enumerate() {
+        for (i, to) in to.chunks_exact_mut(padded).enumerate() {
             let x = x0 + i as isize;
             if x < 0 || x >= width as isize {
                 to.fill(0.0);
@@ -207,6 +221,8 @@ impl Input<'_> {
             }
             let pixel = (y as usize >> shift) * self.dims[1] + (x as usize >> shift);
             let from = &self.x[pixel * self.dims[2]..(pixel + 1) * self.dims[2]][channels.clone()];
+            let (to, padding) = to.split_at_mut(channels.len());
+            padding.fill(0.0);
             match self.norm {
                 None => to.copy_from_slice(from),
                 Some(norm) => {
@@ -219,8 +235,8 @@ impl Input<'_> {
 }
 
 /// Convolution of `input`, finished by `epilogue`.
-pub fn conv<S: Simd>(
-    simd: S,
+pub fn conv<U: Unit>(
+    unit: U,
     input: Input<'_>,
     kernel: &Kernel,
     geometry: ConvGeometry,
@@ -231,7 +247,7 @@ pub fn conv<S: Simd>(
     let mut out = Buffer::zeros(height * width * kernel.outputs);
     let place = Place { step: 1, first: [0, 0], width };
     run_tiles(
-        simd,
+        unit,
         &[Job { input, kernel, geometry, place }],
         [height, width],
         epilogue,
@@ -241,8 +257,8 @@ pub fn conv<S: Simd>(
 }
 
 /// 3×3 convolution, padded by one, of `input` doubled by nearest neighbour. `kernels` are [`CpuConv::folded`].
-pub fn upsampled_conv<S: Simd>(
-    simd: S,
+pub fn upsampled_conv<U: Unit>(
+    unit: U,
     input: Input<'_>,
     kernels: &[Kernel; 4],
     epilogue: Epilogue<'_>,
@@ -259,7 +275,7 @@ pub fn upsampled_conv<S: Simd>(
             place: Place { step: 2, first: [y, x], width: 2 * width },
         }
     });
-    run_tiles(simd, &jobs, [height, width], epilogue, Shared::new(&mut out));
+    run_tiles(unit, &jobs, [height, width], epilogue, Shared::new(&mut out));
     out
 }
 
@@ -280,8 +296,8 @@ struct Place {
 }
 
 /// All tiles of jobs with results of one size.
-fn run_tiles<S: Simd>(
-    simd: S,
+fn run_tiles<U: Unit>(
+    unit: U,
     jobs: &[Job<'_>],
     [height, width]: [usize; 2],
     epilogue: Epilogue<'_>,
@@ -291,14 +307,16 @@ fn run_tiles<S: Simd>(
         return;
     }
     let tile_width = width.min(TASK_WIDTH);
-    let tile_height = (TASK_PIXELS / tile_width).clamp(1, height);
+    let outputs = jobs.iter().map(|job| job.kernel.outputs).max().unwrap_or(1).max(1);
+    let pixels = (TASK_SUMS / outputs).min(TASK_PIXELS);
+    let tile_height = (pixels / tile_width).clamp(1, height);
     let across = width.div_ceil(tile_width);
     let tiles = across * height.div_ceil(tile_height);
     (0..tiles * jobs.len()).into_par_iter().with_max_len(1).for_each(|task| {
         let (tile, job) = (task / jobs.len(), &jobs[task % jobs.len()]);
         let (y, x) = (tile / across * tile_height, tile % across * tile_width);
         let tile = Tile { y: y..height.min(y + tile_height), x: x..width.min(x + tile_width) };
-        tile.run(simd, job, epilogue, out);
+        tile.run(unit, job, epilogue, out);
     });
 }
 
@@ -309,58 +327,57 @@ struct Tile {
 }
 
 impl Tile {
-    fn run<S: Simd>(&self, simd: S, job: &Job<'_>, epilogue: Epilogue<'_>, out: Shared<'_>) {
+    fn run<U: Unit>(&self, unit: U, job: &Job<'_>, epilogue: Epilogue<'_>, out: Shared<'_>) {
         let Job { input, kernel: conv, geometry, place } = job;
-        let (width, taps) = (kernel::columns::<S>(), conv.size * conv.size);
+        let (simd, width, taps) = (unit.simd(), kernel::columns::<U::S>(), conv.size * conv.size);
         let [top, left, ..] = geometry.padding;
         let strip_width = (self.x.len() - 1) * geometry.stride + conv.size;
         let strip_height = (self.y.len() - 1) * geometry.stride + conv.size;
         let (pixels, panels) = (self.y.len() * self.x.len(), conv.outputs.div_ceil(width));
-        let largest = block_channels(taps).min(conv.inputs);
-        let sizes = [strip_height * strip_width * largest, taps * largest * width, panels * pixels * width];
-        with_scratch(sizes, |[strip, widened, sums]| {
+        let largest = block_channels::<U>(taps).min(conv.inputs.next_multiple_of(U::STEP));
+        let strip = strip_height * strip_width * largest;
+        let room = |values: usize| (values * size_of::<U::Value>()).div_ceil(size_of::<f32>());
+        let sizes =
+            [strip, room(strip), room(taps * largest * width), panels * pixels * width, self.x.len()];
+        with_scratch(sizes, |[strip, strip_room, panel_room, sums, scales]| {
+            let strip_room: &mut [U::Value] = bytemuck::cast_slice_mut(strip_room);
+            let panel_room: &mut [U::Value] = bytemuck::cast_slice_mut(panel_room);
             if conv.inputs == 0 {
                 sums.fill(0.0);
             }
-            for (first, block) in blocks(conv.inputs, taps) {
-                let strip = &mut strip[..strip_height * strip_width * block];
-                for (i, row) in strip.chunks_exact_mut(strip_width * block).enumerate() {
+            for (index, (first, block, padded)) in blocks::<U>(conv.inputs, taps).enumerate() {
+                let strip = &mut strip[..strip_height * strip_width * padded];
+                for (i, row) in strip.chunks_exact_mut(strip_width * padded).enumerate() {
                     let y = (self.y.start * geometry.stride + i) as isize - top as isize;
                     let x = (self.x.start * geometry.stride) as isize - left as isize;
                     simd.vectorize(
                         #[inline(always)]
-                        || input.read_row(simd, y, x, first..first + block, row),
+                        || input.read_row(simd, y, x, first..first + block, padded, row),
                     );
                 }
+                let (strip, scale) = unit.view(strip, strip_room);
+                scales.fill(scale);
                 let runs: Vec<_> =
-                    (0..taps).map(|tap| (tap / conv.size * strip_width + tap % conv.size) * block).collect();
-                let stride = geometry.stride * block;
+                    (0..taps).map(|tap| (tap / conv.size * strip_width + tap % conv.size) * padded).collect();
+                let stride = geometry.stride * padded;
                 for panel in 0..panels {
-                    let start = first * taps * panels * width + panel * taps * block * width;
-                    let range = start..start + taps * block * width;
-                    let b = match &conv.panels {
-                        Panels::F32(values) => &values[range],
-                        Panels::Bf16(values) => {
-                            simd.vectorize(
-                                #[inline(always)]
-                                || widen_panel(simd, &values[range.clone()], widened),
-                            );
-                            &widened[..range.len()]
-                        }
-                    };
+                    let start = (first * panels + panel * padded) * taps * width;
+                    let range = start..start + taps * padded * width;
+                    let (b, scale) = unit.kept(&conv.panels, index * panels + panel, range, panel_room);
                     for y in 0..self.y.len() {
-                        let a = &strip[y * geometry.stride * strip_width * block..];
-                        let a = Rows { start: a.as_ptr(), stride, runs: &runs, len: block };
+                        let a = &strip[y * geometry.stride * strip_width * padded..];
+                        let a = Rows { start: a.as_ptr(), stride, runs: &runs, len: padded };
                         let at = (panel * pixels + y * self.x.len()) * width;
                         let c = &mut sums[at..at + self.x.len() * width];
-                        // SAFETY: the strip holds all taps of the row's pixels, B `taps * block` rows, C one row
-                        // of `width` for each pixel.
+                        // SAFETY: the strip holds all taps of the row's pixels, B `taps * padded` rows, C one row
+                        // of `width` for each pixel, and `scales` a value.
                         unsafe {
-                            kernel::product(
-                                simd,
+                            unit.product(
                                 self.x.len(),
                                 a,
+                                scales.as_ptr(),
                                 b.as_ptr(),
+                                scale,
                                 c.as_mut_ptr(),
                                 width,
                                 first > 0,
@@ -401,14 +418,5 @@ impl Tile {
                 }
             }
         }
-    }
-}
-
-#[inline(always)]
-fn widen_panel<S: Simd>(simd: S, from: &[u16], to: &mut [f32]) {
-    for (i, chunk) in from.chunks_exact(S::LANES).enumerate() {
-        let to = &mut to[i * S::LANES..(i + 1) * S::LANES];
-        // SAFETY: both have LANES values.
-        unsafe { simd.store(to.as_mut_ptr(), simd.load_bf16(chunk.as_ptr())) };
     }
 }

@@ -9,6 +9,8 @@ use crate::error::{Error, Result};
 /// An instruction set that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
+    /// 512-bit vectors; in bf16, products in fp16.
+    Avx512Fp16,
     /// 512-bit vectors, bf16 widened to f32.
     Avx512,
     /// 256-bit vectors with fused multiply-add.
@@ -19,11 +21,12 @@ pub enum Isa {
 
 impl Isa {
     /// All, the fastest first.
-    pub const ALL: [Self; 3] = [Self::Avx512, Self::Avx2, Self::Portable];
+    pub const ALL: [Self; 4] = [Self::Avx512Fp16, Self::Avx512, Self::Avx2, Self::Portable];
 
     /// As `FLUX2_CPU_ISA` spells it.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Avx512Fp16 => "avx512fp16",
             Self::Avx512 => "avx512",
             Self::Avx2 => "avx2",
             Self::Portable => "portable",
@@ -67,11 +70,13 @@ impl Isa {
     fn detect(self) -> Option<Kernels> {
         match self {
             #[cfg(target_arch = "x86_64")]
+            Self::Avx512Fp16 => super::avx512fp16::Avx512Fp16::detect().map(Kernels::Avx512Fp16),
+            #[cfg(target_arch = "x86_64")]
             Self::Avx512 => super::avx512::Avx512::detect().map(Kernels::Avx512),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => super::avx2::Avx2::detect().map(Kernels::Avx2),
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx512 | Self::Avx2 => None,
+            Self::Avx512Fp16 | Self::Avx512 | Self::Avx2 => None,
             Self::Portable => Some(Kernels::Portable(Portable)),
         }
     }
@@ -91,6 +96,8 @@ fn unavailable(what: String) -> Error {
 #[derive(Clone, Copy)]
 pub(super) enum Kernels {
     #[cfg(target_arch = "x86_64")]
+    Avx512Fp16(super::avx512fp16::Avx512Fp16),
+    #[cfg(target_arch = "x86_64")]
     Avx512(super::avx512::Avx512),
     #[cfg(target_arch = "x86_64")]
     Avx2(super::avx2::Avx2),
@@ -102,6 +109,11 @@ macro_rules! dispatch {
     ($kernels:expr, $simd:ident => $body:expr) => {
         match $kernels {
             #[cfg(target_arch = "x86_64")]
+            $crate::device::cpu::isa::Kernels::Avx512Fp16(unit) => {
+                let $simd = $crate::device::cpu::unit::Unit::simd(unit);
+                $body
+            }
+            #[cfg(target_arch = "x86_64")]
             $crate::device::cpu::isa::Kernels::Avx512($simd) => $body,
             #[cfg(target_arch = "x86_64")]
             $crate::device::cpu::isa::Kernels::Avx2($simd) => $body,
@@ -110,6 +122,21 @@ macro_rules! dispatch {
     };
 }
 pub(super) use dispatch;
+
+/// Runs an expression with `$unit` bound to what multiplies matrices in a precision.
+macro_rules! dispatch_unit {
+    ($kernels:expr, $precision:expr, $unit:ident => $body:expr) => {
+        match ($kernels, $precision) {
+            #[cfg(target_arch = "x86_64")]
+            ($crate::device::cpu::isa::Kernels::Avx512Fp16($unit), $crate::device::Precision::Bf16) => $body,
+            (kernels, _) => $crate::device::cpu::isa::dispatch!(kernels, simd => {
+                let $unit = $crate::device::cpu::unit::Single(simd);
+                $body
+            }),
+        }
+    };
+}
+pub(super) use dispatch_unit;
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, clippy::float_cmp, reason = "tests")]

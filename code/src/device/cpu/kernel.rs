@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The one matrix kernel under linears, attention and convolutions: a register tile `C += A · B`.
+//! The matrix kernel under linears, attention and convolutions: a register tile `C += A · B`, in f32 multiply-adds.
 //!
 //! `A` is read a value at a time and broadcast, from rows that lie a fixed stride apart: blocked activations, queries,
 //! probabilities or the pixels of an image all have that form, so nothing is transposed on this side. `B` is a *panel*,
@@ -9,11 +9,11 @@
 
 use super::simd::Simd;
 
-/// The `A` operand of a product.
+/// The `A` operand of a product, of values `V`.
 #[derive(Clone, Copy)]
-pub struct Rows<'a> {
+pub struct Rows<'a, V = f32> {
     /// First value of the first row.
-    pub start: *const f32,
+    pub start: *const V,
     /// Values from one row to the next.
     pub stride: usize,
     /// Where each run of `len` values starts, from the start of its row: one run for a plain matrix, one for each tap of
@@ -23,8 +23,11 @@ pub struct Rows<'a> {
     pub len: usize,
 }
 
-/// Steps along `k` between two looks at the loop's end.
-const UNROLL: usize = 4;
+/// Steps along `k` between two looks at the loop's end: one where the tile takes so many registers that the compiler, given
+/// more to reorder, would spill it.
+const fn unroll<S: Simd>() -> usize {
+    if S::ROWS > 8 { 1 } else { 4 }
+}
 
 /// Columns of a tile: two vectors.
 pub const fn columns<S: Simd>() -> usize {
@@ -71,7 +74,7 @@ pub unsafe fn product<S: Simd>(
 }
 
 /// Rows of the next tile: as many as fit, but no tail so short that the multiply-adds would wait for each other.
-const fn tile_rows(most: usize, left: usize) -> usize {
+pub const fn tile_rows(most: usize, left: usize) -> usize {
     match (most, left) {
         (12, 12..) => 12,
         (12 | 8, 8..) => 8,
@@ -106,7 +109,8 @@ unsafe fn tile<S: Simd, const R: usize>(
 #[inline(always)]
 unsafe fn step<S: Simd, const R: usize>(
     simd: S,
-    rows: &[*const f32; R],
+    start: *const f32,
+    stride: usize,
     k: usize,
     b: *const f32,
     sums: &mut [[S::V; 2]; R],
@@ -114,8 +118,8 @@ unsafe fn step<S: Simd, const R: usize>(
     // SAFETY: the caller's contract.
     unsafe {
         let (left, right) = (simd.load(b), simd.load(b.add(S::LANES)));
-        for (row, sum) in rows.iter().zip(sums) {
-            let value = simd.splat(*row.add(k));
+        for (r, sum) in sums.iter_mut().enumerate() {
+            let value = simd.splat(*start.add(r * stride + k));
             sum[0] = simd.mul_add(value, left, sum[0]);
             sum[1] = simd.mul_add(value, right, sum[1]);
         }
@@ -141,16 +145,15 @@ unsafe fn tile_body<S: Simd, const R: usize>(
         }
         for &run in a.runs {
             let start = a.start.add(run);
-            let rows: [*const f32; R] = std::array::from_fn(|r| start.add(r * a.stride));
             let mut k = 0;
-            while k + UNROLL <= a.len {
-                for u in 0..UNROLL {
-                    step::<S, R>(simd, &rows, k + u, b.add(2 * u * S::LANES), &mut sums);
+            while k + unroll::<S>() <= a.len {
+                for u in 0..unroll::<S>() {
+                    step::<S, R>(simd, start, a.stride, k + u, b.add(2 * u * S::LANES), &mut sums);
                 }
-                (k, b) = (k + UNROLL, b.add(2 * UNROLL * S::LANES));
+                (k, b) = (k + unroll::<S>(), b.add(2 * unroll::<S>() * S::LANES));
             }
             while k < a.len {
-                step::<S, R>(simd, &rows, k, b, &mut sums);
+                step::<S, R>(simd, start, a.stride, k, b, &mut sums);
                 (k, b) = (k + 1, b.add(2 * S::LANES));
             }
         }

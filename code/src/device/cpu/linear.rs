@@ -2,7 +2,7 @@
 //! `x Wᵀ` with everything that follows it: bias, SwiGLU, gate and residual are applied while the tile is in the
 //! first-level cache, so a linear reads its input once, its weights once per block of rows, and writes its output once.
 //!
-//! Blocking, outermost first: tasks of `TASK_ROWS` × `TASK_COLUMNS`; within a task slices of `DEPTH` along `k`, so that a
+//! Blocking, outermost first: tasks of `TASK_ROWS` × `TASK_COLUMNS`; within a task slices along `k`, so that a
 //! panel stays in the first-level cache however long the rows are; within a slice blocks of `BLOCK_ROWS` rows that stay in
 //! the second-level cache while all panels pass over them. Partial sums of a task live in scratch memory.
 
@@ -12,12 +12,16 @@ use super::{
     buffer::{Buffer, Shared, with_scratch},
     kernel::{self, Rows},
     simd::{self, Simd},
-    weights::{CpuGatedMatrix, CpuMatrix, RowBytes, pack_panel},
+    unit::Unit,
+    weights::{CpuGatedMatrix, CpuMatrix, RowBytes},
 };
 
-/// Values of `k` that are multiplied before the sums go back to memory.
-const DEPTH: usize = 384;
-/// Rows that stay in the second-level cache (BLOCK_ROWS × DEPTH × 4 bytes = 288 KiB).
+/// Values of `k` that are multiplied before the sums go back to memory: a panel takes half the first-level cache, 24 KiB.
+const fn depth<U: Unit>() -> usize {
+    let fits = 24 * 1024 / (kernel::columns::<U::S>() * size_of::<U::Value>());
+    if fits < 384 { fits } else { 384 }
+}
+/// Rows that stay in the second-level cache: at most 288 KiB of a slice.
 const BLOCK_ROWS: usize = 192;
 /// Rows of a task: what a packed weight is used for.
 const TASK_ROWS: usize = 768;
@@ -134,16 +138,16 @@ impl Epilogue<'_> {
 }
 
 /// The product of `rows` rows of `x`, finished by `epilogue`.
-pub fn linear<S: Simd>(simd: S, x: &[f32], rows: usize, w: Weights<'_>, epilogue: Epilogue<'_>) -> Buffer {
+pub fn linear<U: Unit>(unit: U, x: &[f32], rows: usize, w: Weights<'_>, epilogue: Epilogue<'_>) -> Buffer {
     let outputs = w.outputs();
     let mut out = Buffer::zeros(rows * outputs);
     if rows <= FEW_ROWS {
-        few_rows(simd, x, rows, w, epilogue, &mut out);
+        few_rows(unit.simd(), x, rows, w, epilogue, &mut out);
         return out;
     }
-    let blocked = block_by_depth(x, rows, w.inputs());
-    let panels = outputs.div_ceil(w.panel_outputs::<S>());
-    let task_panels = TASK_COLUMNS / kernel::columns::<S>();
+    let x = Blocked::new(unit, x, rows, w.inputs());
+    let panels = outputs.div_ceil(w.panel_outputs::<U::S>());
+    let task_panels = TASK_COLUMNS / kernel::columns::<U::S>();
     let column_tasks = panels.div_ceil(task_panels);
     let shared = Shared::new(&mut out);
     (0..column_tasks * rows.div_ceil(TASK_ROWS)).into_par_iter().with_max_len(1).for_each(|task| {
@@ -154,27 +158,43 @@ pub fn linear<S: Simd>(simd: S, x: &[f32], rows: usize, w: Weights<'_>, epilogue
             first_panel: column_task * task_panels,
             panels: task_panels.min(panels - column_task * task_panels),
         };
-        task.run(simd, &blocked, rows, w, epilogue, shared);
+        task.run(unit, &x, w, epilogue, shared);
     });
     out
 }
 
-/// Copies `x` `[rows, inputs]` to slices `[rows, depth]` one after the other, so that the rows of a tile lie together.
-fn block_by_depth(x: &[f32], rows: usize, inputs: usize) -> Buffer {
-    let mut blocked = Buffer::zeros(rows * inputs);
-    let shared = Shared::new(&mut blocked);
-    (0..rows.div_ceil(64)).into_par_iter().for_each(|group| {
-        for start in (0..inputs).step_by(DEPTH) {
-            let depth = DEPTH.min(inputs - start);
-            for row in 64 * group..rows.min(64 * group + 64) {
-                let at = start * rows + row * depth;
-                // SAFETY: each row of each slice is written by the one task that has the row.
-                let to = unsafe { shared.get(at..at + depth) };
-                to.copy_from_slice(&x[row * inputs + start..row * inputs + start + depth]);
+/// The input as slices `[rows, depth]` one after the other, so that the rows of a tile lie together.
+struct Blocked {
+    rows: usize,
+    inputs: usize,
+    /// `[slice][rows][depth]` of the unit's values.
+    values: Buffer,
+    /// `[slice][rows]`: what products are to be multiplied by.
+    scales: Vec<f32>,
+}
+
+impl Blocked {
+    fn new<U: Unit>(unit: U, x: &[f32], rows: usize, inputs: usize) -> Self {
+        let len = rows * inputs.next_multiple_of(U::STEP) * size_of::<U::Value>();
+        let mut values = Buffer::zeros(len.div_ceil(size_of::<f32>()));
+        let mut scales = vec![1.0; rows * inputs.div_ceil(depth::<U>())];
+        let shared = Shared::<U::Value>::new(bytemuck::cast_slice_mut(&mut values));
+        let shared_scales = Shared::new(&mut scales);
+        (0..rows.div_ceil(64)).into_par_iter().for_each(|group| {
+            for start in (0..inputs).step_by(depth::<U>()) {
+                let len = depth::<U>().min(inputs - start);
+                let stride = len.next_multiple_of(U::STEP);
+                for row in 64 * group..rows.min(64 * group + 64) {
+                    let (at, scale) = (start * rows + row * stride, start / depth::<U>() * rows + row);
+                    // SAFETY: each row of each slice is written by the one task that has the row.
+                    let (to, scale) =
+                        unsafe { (shared.get(at..at + stride), shared_scales.get(scale..scale + 1)) };
+                    scale[0] = unit.encode(&x[row * inputs + start..][..len], to);
+                }
             }
-        }
-    });
-    blocked
+        });
+        Self { rows, inputs, values, scales }
+    }
 }
 
 struct Task {
@@ -185,51 +205,55 @@ struct Task {
 }
 
 impl Task {
-    fn run<S: Simd>(
-        &self,
-        simd: S,
-        blocked: &[f32],
-        all_rows: usize,
-        w: Weights<'_>,
-        epilogue: Epilogue<'_>,
-        out: Shared<'_>,
-    ) {
-        let width = kernel::columns::<S>();
-        let inputs = w.inputs();
-        let sizes = [self.panels * DEPTH.min(inputs) * width, self.panels * self.rows * width];
+    fn run<U: Unit>(&self, unit: U, x: &Blocked, w: Weights<'_>, epilogue: Epilogue<'_>, out: Shared<'_>) {
+        let width = kernel::columns::<U::S>();
+        let values: &[U::Value] = bytemuck::cast_slice(&x.values);
+        let panel = depth::<U>().min(x.inputs).next_multiple_of(U::STEP) * width;
+        let packed = (self.panels * panel * size_of::<U::Value>()).div_ceil(size_of::<f32>());
         with_scratch(
-            sizes,
+            [packed, self.panels, self.panels * self.rows * width],
             #[inline(always)]
-            |[packed, sums]| {
-                if inputs == 0 {
+            |[packed, factors, sums]| {
+                let packed: &mut [U::Value] = bytemuck::cast_slice_mut(packed);
+                if x.inputs == 0 {
                     sums.fill(0.0);
                 }
-                for start in (0..inputs).step_by(DEPTH) {
-                    let depth = DEPTH.min(inputs - start);
+                for start in (0..x.inputs).step_by(depth::<U>()) {
+                    let len = depth::<U>().min(x.inputs - start);
+                    let stride = len.next_multiple_of(U::STEP);
                     for panel in 0..self.panels {
-                        let rows = w.panel_rows::<S>(self.first_panel + panel);
-                        let to = &mut packed[panel * depth * width..(panel + 1) * depth * width];
-                        simd.vectorize(
-                            #[inline(always)]
-                            || pack_panel(simd, &rows[..width], start..start + depth, to),
-                        );
+                        let rows = w.panel_rows::<U::S>(self.first_panel + panel);
+                        let to = &mut packed[panel * stride * width..(panel + 1) * stride * width];
+                        factors[panel] = unit.pack(&rows[..width], start..start + len, to);
                     }
                     for block in (0..self.rows).step_by(BLOCK_ROWS) {
                         let count = BLOCK_ROWS.min(self.rows - block);
-                        let at = start * all_rows + (self.first_row + block) * depth;
-                        let a = &blocked[at..at + count * depth];
-                        let a = Rows { start: a.as_ptr(), stride: depth, runs: &[0], len: depth };
+                        let row = self.first_row + block;
+                        let a = &values[start * x.rows + row * stride..][..count * stride];
+                        let a = Rows { start: a.as_ptr(), stride, runs: &[0], len: stride };
+                        let scales = &x.scales[start / depth::<U>() * x.rows + row..][..count];
                         for panel in 0..self.panels {
-                            let b = &packed[panel * depth * width..(panel + 1) * depth * width];
+                            let b = &packed[panel * stride * width..(panel + 1) * stride * width];
                             let at = (panel * self.rows + block) * width;
                             let c = &mut sums[at..at + count * width];
-                            // SAFETY: A has `count` rows of `depth`, B `depth` rows and C `count` rows of `width`.
+                            // SAFETY: A has `count` rows of `stride` values and scales, B `stride` rows and C `count`
+                            // rows of `width`.
                             unsafe {
-                                kernel::product(simd, count, a, b.as_ptr(), c.as_mut_ptr(), width, start > 0);
+                                unit.product(
+                                    count,
+                                    a,
+                                    scales.as_ptr(),
+                                    b.as_ptr(),
+                                    factors[panel],
+                                    c.as_mut_ptr(),
+                                    width,
+                                    start > 0,
+                                );
                             };
                         }
                     }
                 }
+                let simd = unit.simd();
                 simd.vectorize(
                     #[inline(always)]
                     || self.finish(simd, sums, w, epilogue, out),

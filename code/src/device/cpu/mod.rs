@@ -18,6 +18,8 @@ mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512fp16;
 mod buffer;
 mod conv;
 mod heads;
@@ -28,6 +30,7 @@ mod norm;
 mod peak;
 mod simd;
 mod threads;
+mod unit;
 mod weights;
 
 use std::{
@@ -51,7 +54,7 @@ use super::{
 use crate::{error::Result, rope::RotaryTable, weight::Weight};
 use buffer::Buffer;
 use conv::Input;
-use isa::{Kernels, dispatch};
+use isa::{Kernels, dispatch, dispatch_unit};
 use linear::{Epilogue, Weights};
 use simd::Simd;
 
@@ -108,14 +111,6 @@ impl CpuDevice {
         dispatch!(self.kernels, s => self.pool.install(|| peak::peak(s, time)))
     }
 
-    /// Columns of a panel of the matrix kernel.
-    fn panel_width(&self) -> usize {
-        const fn width<S: Simd>(_: S) -> usize {
-            kernel::columns::<S>()
-        }
-        dispatch!(self.kernels, s => width(s))
-    }
-
     /// Prepares a weight and counts what it holds.
     fn prepare<T: Send>(&self, make: impl FnOnce(&mut MemoryReport) -> T + Send) -> T {
         let mut held = MemoryReport::default();
@@ -128,8 +123,9 @@ impl CpuDevice {
 
     fn product(&self, x: &CpuTensor, w: Weights<'_>, outputs: usize, epilogue: Epilogue<'_>) -> CpuTensor {
         let (values, rows) = (x.values(), x.rows());
-        let out =
-            dispatch!(self.kernels, s => self.pool.install(|| linear::linear(s, values, rows, w, epilogue)));
+        let out = dispatch_unit!(self.kernels, self.precision, unit => {
+            self.pool.install(|| linear::linear(unit, values, rows, w, epilogue))
+        });
         let shape = match x.shape() {
             Shape::Rows(rows, _) => Shape::Rows(rows, outputs),
             Shape::Image(height, width, _) => Shape::Image(height, width, outputs),
@@ -146,7 +142,9 @@ impl CpuDevice {
     ) -> CpuTensor {
         let epilogue =
             Epilogue { bias: Some(&conv.bias), gate: None, residual: residual.map(CpuTensor::values) };
-        let out = dispatch!(self.kernels, s => self.pool.install(|| conv::conv(s, input, &conv.kernel, geometry, epilogue)));
+        let out = dispatch_unit!(self.kernels, self.precision, unit => {
+            self.pool.install(|| conv::conv(unit, input, &conv.kernel, geometry, epilogue))
+        });
         let [height, width] = input.size();
         let [height, width] = geometry.output(height, width, conv.kernel.size);
         CpuTensor::new(out, Shape::Image(height, width, conv.bias.len()))
@@ -215,8 +213,9 @@ impl Device for CpuDevice {
         }))
     }
     fn conv(&self, weight: &Weight, bias: &Weight) -> Result<CpuConv> {
-        let width = self.panel_width();
-        Ok(self.prepare(|memory| CpuConv::new(weight, bias, width, self.precision, memory)))
+        Ok(dispatch_unit!(self.kernels, self.precision, unit => {
+            self.prepare(|memory| CpuConv::new(unit, weight, bias, self.precision, memory))
+        }))
     }
     fn rotary(&self, table: &RotaryTable) -> Result<RotaryTable> {
         Ok(table.clone())
@@ -369,12 +368,11 @@ impl Device for CpuDevice {
             input.upsampled = true;
             return Ok(self.convolve(input, conv, geometry, None));
         }
-        let width = self.panel_width();
-        let kernels = self.prepare(|memory| conv.folded(width, self.precision, memory));
         let epilogue = Epilogue { bias: Some(&conv.bias), ..Epilogue::default() };
-        let out = dispatch!(self.kernels, s => self.pool.install(|| {
-            conv::upsampled_conv(s, input, kernels, epilogue)
-        }));
+        let out = dispatch_unit!(self.kernels, self.precision, unit => {
+            let kernels = self.prepare(|memory| conv.folded(unit, self.precision, memory));
+            self.pool.install(|| conv::upsampled_conv(unit, input, kernels, epilogue))
+        });
         let [height, width, _] = x.image();
         Ok(CpuTensor::new(out, Shape::Image(2 * height, 2 * width, conv.bias.len())))
     }

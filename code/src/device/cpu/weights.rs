@@ -93,9 +93,16 @@ pub struct RowBytes<'a> {
 }
 
 impl RowBytes<'_> {
+    /// The values `range`, if they are stored as bf16 and this machine reads them as they are.
+    #[inline(always)]
+    pub fn bf16(&self, range: Range<usize>) -> Option<*const u16> {
+        let stored = self.dtype == DType::Bf16 && cfg!(target_endian = "little");
+        stored.then(|| self.bytes[2 * range.start..2 * range.end].as_ptr().cast())
+    }
+
     /// Value `k`.
     #[inline(always)]
-    fn value(&self, k: usize) -> f32 {
+    pub fn value(&self, k: usize) -> f32 {
         let bytes = &self.bytes[k * self.dtype.size()..];
         match self.dtype {
             DType::F32 => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),

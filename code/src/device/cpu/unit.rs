@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the blocking of linears, convolutions and attention is generic over: how the operands of a product are held, and
+//! the kernel that multiplies them.
+
+use std::ops::Range;
+
+use bytemuck::Pod;
+use half::bf16;
+
+use super::{
+    kernel::{self, Rows},
+    simd::Simd,
+    weights::{RowBytes, pack_panel},
+};
+
+/// Panels that are kept, by the one unit that multiplies with them.
+pub enum Panels {
+    /// As they are.
+    F32(Vec<f32>),
+    /// To be widened.
+    Bf16(Vec<u16>),
+    /// fp16, and what products with each panel are to be multiplied by.
+    Fp16(Vec<u16>, Vec<f32>),
+}
+
+impl Panels {
+    /// Memory.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::F32(values) => size_of_val(&values[..]) as u64,
+            Self::Bf16(values) | Self::Fp16(values, _) => size_of_val(&values[..]) as u64,
+        }
+    }
+}
+
+/// A way to multiply matrices. The panels of all are [`kernel::columns`] wide.
+pub trait Unit: Copy + Send + Sync + 'static {
+    /// The vectors that go with it, for all that is not a product.
+    type S: Simd;
+    /// An operand's value.
+    type Value: Pod + Send + Sync;
+    /// Rows and runs of `A` and panels of `B` are padded with zeros to a multiple of this along `k`.
+    const STEP: usize;
+
+    /// The vectors that go with it.
+    fn simd(self) -> Self::S;
+
+    /// Writes `from` as values of `A`, and zeros after it up to the end of `to`.
+    ///
+    /// Returns what a product with it is to be multiplied by.
+    fn encode(self, from: &[f32], to: &mut [Self::Value]) -> f32;
+
+    /// Writes values `range` of `rows` of a weight as a panel `[k][rows]`; missing rows are zeros.
+    ///
+    /// Returns what a product with it is to be multiplied by.
+    fn pack(self, rows: &[Option<RowBytes<'_>>], range: Range<usize>, panel: &mut [Self::Value]) -> f32;
+
+    /// `from` as values of `A`, in `room` unless it can stay where it is, and what a product with it is to be multiplied by.
+    fn view<'a>(self, from: &'a [f32], room: &'a mut [Self::Value]) -> (&'a [Self::Value], f32);
+
+    /// Writes `values`, `[k][columns]`, as a panel; `k` is a multiple of [`Unit::STEP`].
+    ///
+    /// Returns what a product with it is to be multiplied by.
+    fn pack_values(self, values: &[f32], panel: &mut [Self::Value]) -> f32;
+
+    /// Keeps panels `[k][columns]`, of the lengths `lens`, one after the other in `values`; as bf16 or less if `round`.
+    fn keep(self, values: Vec<f32>, lens: impl Iterator<Item = usize>, round: bool) -> Panels;
+
+    /// Panel `index`, which lies at `range`, in `room` unless it can stay where it is, and what a product with it is to be
+    /// multiplied by.
+    fn kept<'a>(
+        self,
+        panels: &'a Panels,
+        index: usize,
+        range: Range<usize>,
+        room: &'a mut [Self::Value],
+    ) -> (&'a [Self::Value], f32);
+
+    /// `C = scale · A · B`, or `C += scale · A · B`, for any number of rows and one panel; row `r` is also multiplied by
+    /// `scales[r]`. The order of the sum is that of `k`, whatever the rows are cut into.
+    ///
+    /// # Safety
+    /// Every run of every row is readable, `b` holds `runs.len() * len` rows of a panel, `scales` `rows` values, and `c`
+    /// has `rows` rows of two vectors `c_stride` apart. `len` is a multiple of [`Unit::STEP`].
+    #[allow(clippy::too_many_arguments, reason = "two operands, a result and their strides")]
+    unsafe fn product(
+        self,
+        rows: usize,
+        a: Rows<'_, Self::Value>,
+        scales: *const f32,
+        b: *const Self::Value,
+        scale: f32,
+        c: *mut f32,
+        c_stride: usize,
+        accumulate: bool,
+    );
+}
+
+/// f32 multiply-adds. Nothing is scaled.
+#[derive(Clone, Copy)]
+pub struct Single<S>(pub S);
+
+impl<S: Simd> Unit for Single<S> {
+    type S = S;
+    type Value = f32;
+    const STEP: usize = 1;
+
+    #[inline(always)]
+    fn simd(self) -> S {
+        self.0
+    }
+    #[inline(always)]
+    fn encode(self, from: &[f32], to: &mut [f32]) -> f32 {
+        to[..from.len()].copy_from_slice(from);
+        to[from.len()..].fill(0.0);
+        1.0
+    }
+    #[inline(always)]
+    fn pack(self, rows: &[Option<RowBytes<'_>>], range: Range<usize>, panel: &mut [f32]) -> f32 {
+        self.0.vectorize(
+            #[inline(always)]
+            || pack_panel(self.0, rows, range, panel),
+        );
+        1.0
+    }
+    #[inline(always)]
+    fn view<'a>(self, from: &'a [f32], _room: &'a mut [f32]) -> (&'a [f32], f32) {
+        (from, 1.0)
+    }
+    #[inline(always)]
+    fn pack_values(self, values: &[f32], panel: &mut [f32]) -> f32 {
+        panel[..values.len()].copy_from_slice(values);
+        1.0
+    }
+    fn keep(self, values: Vec<f32>, _lens: impl Iterator<Item = usize>, round: bool) -> Panels {
+        if round {
+            Panels::Bf16(values.into_iter().map(|v| bf16::from_f32(v).to_bits()).collect())
+        } else {
+            Panels::F32(values)
+        }
+    }
+    #[inline(always)]
+    fn kept<'a>(
+        self,
+        panels: &'a Panels,
+        _index: usize,
+        range: Range<usize>,
+        room: &'a mut [f32],
+    ) -> (&'a [f32], f32) {
+        match panels {
+            Panels::F32(values) => (&values[range], 1.0),
+            Panels::Bf16(values) => {
+                let room = &mut room[..range.len()];
+                self.0.vectorize(
+                    #[inline(always)]
+                    || widen_panel(self.0, &values[range], room),
+                );
+                (room, 1.0)
+            }
+            Panels::Fp16(..) => unreachable!("kept by another unit"),
+        }
+    }
+    #[inline(always)]
+    unsafe fn product(
+        self,
+        rows: usize,
+        a: Rows<'_>,
+        _scales: *const f32,
+        b: *const f32,
+        _scale: f32,
+        c: *mut f32,
+        c_stride: usize,
+        accumulate: bool,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe { kernel::product(self.0, rows, a, b, c, c_stride, accumulate) };
+    }
+}
+
+/// Widens whole vectors.
+#[inline(always)]
+fn widen_panel<S: Simd>(simd: S, from: &[u16], to: &mut [f32]) {
+    for (from, to) in from.chunks_exact(S::LANES).zip(to.chunks_exact_mut(S::LANES)) {
+        // SAFETY: both have LANES values.
+        unsafe { simd.store(to.as_mut_ptr(), simd.load_bf16(from.as_ptr())) };
+    }
+}
