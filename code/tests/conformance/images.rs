@@ -72,7 +72,12 @@ fn convolutions_in_all_sizes_and_geometries() {
                         let dims = [2 * height, 2 * width, inputs];
                         let wanted = reference::conv(&large, dims, &kernel, &bias, size, geometry);
                         let got = ops.upsample_conv(&image, &conv, geometry).unwrap();
-                        close(&ops.download(&got).unwrap(), &wanted, product_bound(&device), format!("upsampled {case}"));
+                        close(
+                            &ops.download(&got).unwrap(),
+                            &wanted,
+                            product_bound(&device),
+                            format!("upsampled {case}"),
+                        );
                     }
                 }
             }

@@ -83,7 +83,12 @@ fn linear_adds_bias_gate_and_residual() {
                 if !with_gate && with_bias {
                     let wanted: Vec<f64> =
                         product.iter().enumerate().map(|(i, p)| p + f64::from(bias[i % outputs])).collect();
-                    close(&ops.download(&ops.linear(&x, &matrix).unwrap()).unwrap(), &wanted, product_bound(&device), "bias");
+                    close(
+                        &ops.download(&ops.linear(&x, &matrix).unwrap()).unwrap(),
+                        &wanted,
+                        product_bound(&device),
+                        "bias",
+                    );
                 }
             }
         }

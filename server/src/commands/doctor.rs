@@ -124,7 +124,7 @@ fn processor() -> String {
             .map(|(_, v)| v.trim())
     };
     let flags: Vec<&str> = field("flags").unwrap_or_default().split_whitespace().collect();
-    let seen: Vec<&str> = ["avx2", "fma", "f16c", "avx512f", "avx512_bf16", "amx_bf16"]
+    let seen: Vec<&str> = ["avx2", "fma", "f16c", "avx512f", "avx512_fp16", "avx512_bf16", "amx_bf16"]
         .into_iter()
         .filter(|f| flags.contains(f))
         .collect();

@@ -14,6 +14,7 @@ use super::{
     heads::CpuQkv,
     kernel::{self, Rows},
     simd::{self, Simd},
+    unit::Unit,
 };
 use crate::device::Mask;
 
@@ -33,7 +34,7 @@ const fn block_keys(head_dim: usize) -> usize {
 }
 
 /// `softmax(scale · Q Kᵀ + mask) V`, heads merged.
-pub fn attention<S: Simd>(simd: S, qkv: &CpuQkv, mask: &Mask, scale: f32) -> Buffer {
+pub fn attention<U: Unit>(unit: U, qkv: &CpuQkv, mask: &Mask, scale: f32) -> Buffer {
     let (rows, layout) = (qkv.rows, qkv.layout);
     let mut out = Buffer::zeros(rows * layout.query_columns());
     let blocks = rows.div_ceil(QUERIES);
@@ -42,7 +43,7 @@ pub fn attention<S: Simd>(simd: S, qkv: &CpuQkv, mask: &Mask, scale: f32) -> Buf
     (0..blocks * layout.query_heads).into_par_iter().with_max_len(1).for_each(|task| {
         let block = blocks - 1 - task / layout.query_heads;
         let queries = block * QUERIES..rows.min((block + 1) * QUERIES);
-        Task { qkv, mask, scale, head: task % layout.query_heads, queries }.run(simd, shared);
+        Task { qkv, mask, scale, head: task % layout.query_heads, queries }.run(unit, shared);
     });
     out
 }
@@ -65,17 +66,21 @@ impl Task<'_> {
         }
     }
 
-    fn run<S: Simd>(&self, simd: S, out: Shared<'_>) {
-        let (width, dim) = (kernel::columns::<S>(), self.qkv.layout.head_dim);
+    fn run<U: Unit>(&self, unit: U, out: Shared<'_>) {
+        let (simd, width, dim) = (unit.simd(), kernel::columns::<U::S>(), self.qkv.layout.head_dim);
         let (count, padded_dim, block) = (self.queries.len(), dim.next_multiple_of(width), block_keys(dim));
         // The last query sees the most keys.
         let keys = self.keys(self.queries.end - 1);
-        let query = &self.qkv.query[(self.head * self.qkv.rows + self.queries.start) * dim..][..count * dim];
-        let sizes = [count * block, count * padded_dim, count, count];
+        let (query, query_scales) = self.qkv.queries::<U>(self.head, self.queries.clone());
+        let len = dim.next_multiple_of(U::STEP);
+        let room =
+            if U::SCALED { (count * block * size_of::<U::Value>()).div_ceil(size_of::<f32>()) } else { 0 };
+        let sizes = [count * block, count * padded_dim, count, count, room, count];
         with_scratch(
             sizes,
             #[inline(always)]
-            |[scores, sums, largest, totals]| {
+            |[scores, sums, largest, totals, room, scales]| {
+                let room: &mut [U::Value] = bytemuck::cast_slice_mut(room);
                 largest.fill(f32::NEG_INFINITY);
                 totals.fill(0.0);
                 sums.fill(0.0);
@@ -84,11 +89,14 @@ impl Task<'_> {
                     let end = keys.end.min(start + block);
                     let used = (end - start).next_multiple_of(width);
                     for panel in 0..used / width {
-                        let a = Rows { start: query.as_ptr(), stride: dim, runs: &[0], len: dim };
-                        let b = self.qkv.key_panel(self.head, start / width + panel, width);
+                        let a = Rows { start: query.as_ptr(), stride: len, runs: &[0], len };
+                        let (b, scale) = self.qkv.key_panel::<U>(self.head, start / width + panel);
                         let c = &mut scores[panel * width..];
-                        // SAFETY: A is `count` queries, B a key panel of `dim` rows, C `count` rows `block` apart.
-                        unsafe { kernel::product(simd, count, a, b.as_ptr(), c.as_mut_ptr(), block, false) };
+                        // SAFETY: A is `count` queries, B a key panel of `len` rows, C `count` rows `block` apart.
+                        unsafe {
+                            let (scales, c) = (query_scales.as_ptr(), c.as_mut_ptr());
+                            unit.product(count, a, scales, b.as_ptr(), scale, c, block, false);
+                        };
                     }
                     for i in 0..count {
                         let seen = self.keys(self.queries.start + i);
@@ -99,14 +107,20 @@ impl Task<'_> {
                             #[inline(always)]
                             || softmax(simd, scores, seen, self.scale, &mut largest[i], &mut totals[i], sums),
                         );
+                        if U::SCALED {
+                            scales[i] = unit.encode(scores, &mut room[i * block..i * block + used]);
+                        }
                     }
+                    let probabilities: &[U::Value] =
+                        if U::SCALED { &*room } else { bytemuck::cast_slice(&*scores) };
                     for panel in 0..padded_dim / width {
-                        let a = Rows { start: scores.as_ptr(), stride: block, runs: &[0], len: used };
-                        let b = self.qkv.value_panel(self.head, panel, start..start + used, width);
+                        let a = Rows { start: probabilities.as_ptr(), stride: block, runs: &[0], len: used };
+                        let (b, scale) = self.qkv.value_panel::<U>(self.head, panel, start..start + used);
                         let c = &mut sums[panel * width..];
                         // SAFETY: A is `count` rows of `used` probabilities, B as many values, C `count` rows of sums.
                         unsafe {
-                            kernel::product(simd, count, a, b.as_ptr(), c.as_mut_ptr(), padded_dim, true);
+                            let (scales, c) = (scales.as_ptr(), c.as_mut_ptr());
+                            unit.product(count, a, scales, b.as_ptr(), scale, c, padded_dim, true);
                         };
                     }
                 }

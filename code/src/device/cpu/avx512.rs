@@ -2,8 +2,6 @@
 //! AVX-512F and sixteen lanes: the f32 path of hosts with AVX-512 but without a faster bf16 unit. bf16 weights are
 //! widened to f32 multiply-adds, which on the processors measured so far beats `vdpbf16ps` (half the rate). The 12×32
 //! tile takes 24 of 32 registers.
-//!
-//! Not yet run: no host with AVX-512 was at hand when it was written. The conformance suite runs it where there is one.
 
 #[allow(clippy::wildcard_imports, reason = "the names are Intel's and say which they are")]
 use std::arch::x86_64::*;

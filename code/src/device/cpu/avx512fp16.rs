@@ -15,12 +15,12 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::{
     avx512::Avx512,
     kernel::{Rows, tile_rows},
-    simd::Simd,
+    simd::{self, Simd},
     unit::{Panels, Unit},
     weights::RowBytes,
 };
@@ -82,11 +82,15 @@ fn encode(from: &[f32], to: &mut [u16]) -> f32 {
     let (to, end) = to.split_at_mut(16 * whole.len());
     for (chunk, to) in whole.iter().zip(to.as_chunks_mut::<16>().0) {
         // SAFETY: both chunks have 16 values.
-        unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), narrow(_mm512_loadu_ps(chunk.as_ptr()), factor)) };
+        unsafe {
+            _mm256_storeu_si256(to.as_mut_ptr().cast(), narrow(_mm512_loadu_ps(chunk.as_ptr()), factor));
+        };
     }
     let mut halves = [0u16; 16];
     // SAFETY: both arrays have 16 values.
-    unsafe { _mm256_storeu_si256(halves.as_mut_ptr().cast(), narrow(_mm512_loadu_ps(last.as_ptr()), factor)) };
+    unsafe {
+        _mm256_storeu_si256(halves.as_mut_ptr().cast(), narrow(_mm512_loadu_ps(last.as_ptr()), factor));
+    };
     end.fill(0);
     end[..rest.len()].copy_from_slice(&halves[..rest.len()]);
     inverse
@@ -117,36 +121,32 @@ fn largest_bits(row: &RowBytes<'_>, range: Range<usize>) -> u16 {
 #[target_feature(enable = "avx512f,avx512bw")]
 fn row_chunk(row: Option<&RowBytes<'_>>, range: Range<usize>, factor: __m512) -> __m512i {
     let Some(row) = row else { return _mm512_setzero_si512() };
-    let [low, high] = match row.bf16(range.clone()).filter(|_| range.len() == 2 * CHUNK) {
-        Some(values) => {
-            // SAFETY: the row has 2 CHUNK values in the range.
-            let values = unsafe { _mm512_loadu_si512(values.cast()) };
-            let widen = |half| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)));
-            [
-                widen(_mm512_castsi512_si256(values)),
-                widen(_mm512_extracti64x4_epi64::<1>(values)),
-            ]
+    let stored = row.bf16(range.clone()).filter(|_| range.len() == 2 * CHUNK);
+    let [low, high] = if let Some(values) = stored {
+        // SAFETY: the row has 2 CHUNK values in the range.
+        let values = unsafe { _mm512_loadu_si512(values.cast()) };
+        let widen = |half| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(half)));
+        [widen(_mm512_castsi512_si256(values)), widen(_mm512_extracti64x4_epi64::<1>(values))]
+    } else {
+        let mut values = [0.0f32; 2 * CHUNK];
+        for (value, k) in values.iter_mut().zip(range) {
+            *value = row.value(k);
         }
-        None => {
-            let mut values = [0.0f32; 2 * CHUNK];
-            for (value, k) in values.iter_mut().zip(range) {
-                *value = row.value(k);
-            }
-            // SAFETY: there are 2 CHUNK = 32 values.
-            unsafe { [_mm512_loadu_ps(values.as_ptr()), _mm512_loadu_ps(values.as_ptr().add(16))] }
-        }
+        // SAFETY: there are 2 CHUNK = 32 values.
+        unsafe { [_mm512_loadu_ps(values.as_ptr()), _mm512_loadu_ps(values.as_ptr().add(16))] }
     };
     _mm512_inserti64x4::<1>(_mm512_castsi256_si512(narrow(low, factor)), narrow(high, factor))
 }
 
 /// Transposes 16 rows of 16 pairs.
 #[target_feature(enable = "avx512f")]
-fn transpose(rows: [__m512i; 16]) -> [__m512i; 16] {
+fn transpose(rows: &[__m512i; 16]) -> [__m512i; 16] {
     // Four columns of four rows in each 128-bit lane: `blocks[i][j]` holds column `4 lane + j` of rows `4i..4i + 4`.
     let mut blocks = [[_mm512_setzero_si512(); 4]; 4];
     for (block, rows) in blocks.iter_mut().zip(rows.as_chunks::<4>().0) {
         let (low, high) = (_mm512_unpacklo_epi32(rows[0], rows[1]), _mm512_unpackhi_epi32(rows[0], rows[1]));
-        let (low2, high2) = (_mm512_unpacklo_epi32(rows[2], rows[3]), _mm512_unpackhi_epi32(rows[2], rows[3]));
+        let (low2, high2) =
+            (_mm512_unpacklo_epi32(rows[2], rows[3]), _mm512_unpackhi_epi32(rows[2], rows[3]));
         *block = [
             _mm512_unpacklo_epi64(low, low2),
             _mm512_unpackhi_epi64(low, low2),
@@ -187,7 +187,7 @@ fn pack(rows: &[Option<RowBytes<'_>>], range: Range<usize>, panel: &mut [u16]) -
             for (i, half) in half.iter_mut().enumerate() {
                 *half = row_chunk(rows[2 * i + parity].as_ref(), range.clone(), factor);
             }
-            *half = transpose(*half);
+            *half = transpose(half);
         }
         for (k, lines) in lines.as_chunks_mut::<2>().0.iter_mut().enumerate() {
             let [even, odd] = [halves[0][k], halves[1][k]];
@@ -201,33 +201,18 @@ fn pack(rows: &[Option<RowBytes<'_>>], range: Range<usize>, panel: &mut [u16]) -
     inverse
 }
 
-/// The largest of 32 values each and what was `largest` before, by their bits: what is not finite is the largest.
-#[target_feature(enable = "avx512f")]
-fn largest(largest: __m512i, values: &[f32; COLUMNS]) -> __m512i {
-    let sign = _mm512_set1_epi32(i32::MAX);
-    // SAFETY: there are 32 values.
-    let halves = unsafe {
-        [_mm512_loadu_si512(values.as_ptr().cast()), _mm512_loadu_si512(values.as_ptr().add(16).cast())]
-    };
-    halves.iter().fold(largest, |largest, bits| _mm512_max_epu32(largest, _mm512_and_si512(*bits, sign)))
-}
-
 /// See [`Unit::pack_values`].
 #[target_feature(enable = "avx512f,avx512bw")]
-fn pack_values(values: &[f32], panel: &mut [u16]) -> f32 {
+fn pack_values(values: &[f32], factor: f32, panel: &mut [u16]) {
     let rows = values.as_chunks::<COLUMNS>().0;
-    let mut bits = _mm512_setzero_si512();
-    for row in rows {
-        bits = largest(bits, row);
-    }
-    let (factor, inverse) = scales(f32::from_bits(_mm512_reduce_max_epu32(bits)));
     let factor = _mm512_set1_ps(factor);
     let lines = panel[..values.len()].as_chunks_mut::<COLUMNS>().0.as_chunks_mut::<2>().0;
     for (rows, lines) in rows.as_chunks::<2>().0.iter().zip(lines) {
         let mut halves = [_mm512_setzero_si512(); 2];
         for (half, row) in halves.iter_mut().zip(rows) {
             // SAFETY: a row has 32 values.
-            let (low, high) = unsafe { (_mm512_loadu_ps(row.as_ptr()), _mm512_loadu_ps(row.as_ptr().add(16))) };
+            let (low, high) =
+                unsafe { (_mm512_loadu_ps(row.as_ptr()), _mm512_loadu_ps(row.as_ptr().add(16))) };
             let low = _mm512_castsi256_si512(narrow(low, factor));
             *half = _mm512_inserti64x4::<1>(low, narrow(high, factor));
         }
@@ -239,7 +224,6 @@ fn pack_values(values: &[f32], panel: &mut [u16]) -> f32 {
             _mm512_storeu_si512(lines[1].as_mut_ptr().cast(), second);
         }
     }
-    inverse
 }
 
 /// `R` rows of a product.
@@ -291,7 +275,10 @@ unsafe fn tile<const R: usize>(
                         let (to_low, to_high) = (c, c.add(16));
                         if accumulate {
                             _mm512_storeu_ps(to_low, _mm512_fmadd_ps(low, factor, _mm512_loadu_ps(to_low)));
-                            _mm512_storeu_ps(to_high, _mm512_fmadd_ps(high, factor, _mm512_loadu_ps(to_high)));
+                            _mm512_storeu_ps(
+                                to_high,
+                                _mm512_fmadd_ps(high, factor, _mm512_loadu_ps(to_high)),
+                            );
                         } else {
                             _mm512_storeu_ps(to_low, _mm512_mul_ps(low, factor));
                             _mm512_storeu_ps(to_high, _mm512_mul_ps(high, factor));
@@ -315,6 +302,7 @@ unsafe fn tile<const R: usize>(
 impl Unit for Avx512Fp16 {
     type S = Avx512;
     type Value = u16;
+    const SCALED: bool = true;
     const STEP: usize = 2;
 
     #[inline(always)]
@@ -340,14 +328,29 @@ impl Unit for Avx512Fp16 {
         (room, scale)
     }
     #[inline(always)]
-    fn pack_values(self, values: &[f32], panel: &mut [u16]) -> f32 {
+    fn scale(self, largest: f32) -> (f32, f32) {
+        scales(largest)
+    }
+    #[inline(always)]
+    fn pack_values(self, values: &[f32], factor: f32, panel: &mut [u16]) {
         assert_eq!(values.len() % (2 * COLUMNS), 0, "an even number of rows");
         // SAFETY: the features were detected.
-        unsafe { pack_values(values, panel) }
+        unsafe { pack_values(values, factor, panel) };
+    }
+    fn decode(self, value: u16) -> f32 {
+        f16::from_bits(value).to_f32()
+    }
+    fn unpack(self, panel: &[u16], k: usize, column: usize) -> f32 {
+        // The first line has even columns at even `k` and odd ones at odd `k`, the second the others.
+        let line = k / 2 * 2 + usize::from(k % 2 != column % 2);
+        let lane = if k % 2 == column % 2 { column } else { column ^ 1 };
+        self.decode(panel[line * COLUMNS + lane])
     }
     fn keep(self, mut values: Vec<f32>, lens: impl Iterator<Item = usize>, round: bool) -> Panels {
         if round {
-            values.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());
+            for value in &mut values {
+                *value = bf16::from_f32(*value).to_f32();
+            }
         }
         let mut panels = vec![0; values.len()];
         let mut start = 0;
@@ -355,7 +358,10 @@ impl Unit for Avx512Fp16 {
             .map(|len| {
                 let range = start..start + len;
                 start = range.end;
-                self.pack_values(&values[range.clone()], &mut panels[range])
+                let values = &values[range.clone()];
+                let (factor, inverse) = scales(simd::largest_abs(self.0, values));
+                self.pack_values(values, factor, &mut panels[range]);
+                inverse
             })
             .collect();
         Panels::Fp16(panels, scales)

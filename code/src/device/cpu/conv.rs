@@ -88,12 +88,7 @@ impl CpuConv {
     /// The four 2×2 kernels that a 3×3 convolution of an image doubled by nearest neighbour comes down to, one for each
     /// `[row % 2, column % 2]` of the output: neighbours that are equal share a weight, the sum of theirs. 4 taps instead
     /// of 9. Made at first use; then adds what it holds to `memory`.
-    pub fn folded<U: Unit>(
-        &self,
-        unit: U,
-        precision: Precision,
-        memory: &mut MemoryReport,
-    ) -> &[Kernel; 4] {
+    pub fn folded<U: Unit>(&self, unit: U, precision: Precision, memory: &mut MemoryReport) -> &[Kernel; 4] {
         self.folded.get_or_init(|| {
             let kernels = [[0, 0], [0, 1], [1, 0], [1, 1]].map(|phase| {
                 let dims = [self.kernel.outputs, self.kernel.inputs, 2];
@@ -337,8 +332,7 @@ impl Tile {
         let largest = block_channels::<U>(taps).min(conv.inputs.next_multiple_of(U::STEP));
         let strip = strip_height * strip_width * largest;
         let room = |values: usize| (values * size_of::<U::Value>()).div_ceil(size_of::<f32>());
-        let sizes =
-            [strip, room(strip), room(taps * largest * width), panels * pixels * width, self.x.len()];
+        let sizes = [strip, room(strip), room(taps * largest * width), panels * pixels * width, self.x.len()];
         with_scratch(sizes, |[strip, strip_room, panel_room, sums, scales]| {
             let strip_room: &mut [U::Value] = bytemuck::cast_slice_mut(strip_room);
             let panel_room: &mut [U::Value] = bytemuck::cast_slice_mut(panel_room);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! From fused QKV rows to heads: RMS norm by head, rotation, and the layout that attention reads.
 //!
-//! One pass over memory: queries go to `[head][row][dim]`, keys to panels `[head][panel][dim][panel's keys]` (transposed),
-//! values to panels `[head][panel][row][panel's dims]`. Keys and values are padded with zeros to whole panels.
+//! Queries go to `[head][row][dim]`, keys to panels `[head][panel][dim][panel's keys]` (transposed), values to panels
+//! `[head][panel][row][panel's dims]`, all in the values of the unit that multiplies them. Keys and values are padded with
+//! zeros to whole panels.
 
 use std::ops::Range;
 
@@ -12,61 +13,107 @@ use super::{
     buffer::{Buffer, CpuTensor, Shared, with_scratch},
     kernel,
     simd::{self, Simd},
+    unit::Unit,
 };
 use crate::{device::HeadLayout, rope::RotaryTable};
 
-/// Heads, packed for attention.
+/// Heads, packed for attention in the values of a [`Unit`].
 pub struct CpuQkv {
     /// How the heads divide.
     pub layout: HeadLayout,
     /// Rows of the sequence.
     pub rows: usize,
-    /// `[query_heads][rows][head_dim]`.
-    pub query: Buffer,
+    /// `[query_heads][rows][head_dim]`, and by row what products are to be multiplied by.
+    query: Buffer,
+    query_scales: Vec<f32>,
+    /// The same by panel.
     key: Buffer,
+    key_scales: Vec<f32>,
+    /// The same by head.
     value: Buffer,
-    /// Columns of a panel.
-    width: usize,
+    value_scales: Vec<f32>,
+}
+
+/// Sizes of packed heads, in values of a unit.
+struct Sizes {
+    /// Rows padded to whole panels.
+    rows: usize,
+    /// Values of a head's row, padded.
+    dim: usize,
+    /// Panels of a row of values.
+    panels: usize,
+}
+
+impl Sizes {
+    fn new<U: Unit>(rows: usize, dim: usize) -> Self {
+        let width = kernel::columns::<U::S>();
+        Self {
+            rows: rows.next_multiple_of(width),
+            dim: dim.next_multiple_of(U::STEP),
+            panels: dim.div_ceil(width),
+        }
+    }
 }
 
 impl CpuQkv {
-    fn padded_rows(&self) -> usize {
-        self.rows.next_multiple_of(self.width)
+    fn sizes<U: Unit>(&self) -> Sizes {
+        Sizes::new::<U>(self.rows, self.layout.head_dim)
     }
     fn key_value_head(&self, query_head: usize) -> usize {
         query_head / (self.layout.query_heads / self.layout.key_value_heads)
     }
-    /// Keys `width * panel..` of the KV head of `query_head`: `[head_dim][width]`.
-    pub fn key_panel(&self, query_head: usize, panel: usize, width: usize) -> &[f32] {
-        debug_assert_eq!(width, self.width);
-        let head = self.key_value_head(query_head);
-        let start = (head * self.padded_rows() + panel * width) * self.layout.head_dim;
-        &self.key[start..start + width * self.layout.head_dim]
+    /// Queries `rows` of a head, `[rows][head_dim, padded]`, and their scales.
+    pub fn queries<U: Unit>(&self, head: usize, rows: Range<usize>) -> (&[U::Value], &[f32]) {
+        let (dim, first) = (self.sizes::<U>().dim, head * self.rows);
+        let rows = first + rows.start..first + rows.end;
+        let values: &[U::Value] = bytemuck::cast_slice(&self.query);
+        (&values[rows.start * dim..rows.end * dim], &self.query_scales[rows])
     }
-    /// Columns `width * panel..` of the values of `rows` of the KV head of `query_head`: `[rows][width]`.
-    pub fn value_panel(&self, query_head: usize, panel: usize, rows: Range<usize>, width: usize) -> &[f32] {
-        debug_assert_eq!(width, self.width);
-        let panels = self.layout.head_dim.div_ceil(width);
+    /// Keys of panel `panel` of the KV head of `query_head`, `[head_dim, padded][panel's keys]`, and their scale.
+    pub fn key_panel<U: Unit>(&self, query_head: usize, panel: usize) -> (&[U::Value], f32) {
+        let (sizes, width) = (self.sizes::<U>(), kernel::columns::<U::S>());
+        let index = self.key_value_head(query_head) * (sizes.rows / width) + panel;
+        let len = sizes.dim * width;
+        let values: &[U::Value] = bytemuck::cast_slice(&self.key);
+        (&values[index * len..(index + 1) * len], self.key_scales[index])
+    }
+    /// Panel `panel` of the values of `rows` of the KV head of `query_head`, `[rows][panel's columns]`, and their scale.
+    pub fn value_panel<U: Unit>(
+        &self,
+        query_head: usize,
+        panel: usize,
+        rows: Range<usize>,
+    ) -> (&[U::Value], f32) {
+        let (sizes, width) = (self.sizes::<U>(), kernel::columns::<U::S>());
         let head = self.key_value_head(query_head);
-        let start = ((head * panels + panel) * self.padded_rows() + rows.start) * width;
-        &self.value[start..start + rows.len() * width]
+        let start = ((head * sizes.panels + panel) * sizes.rows + rows.start) * width;
+        let values: &[U::Value] = bytemuck::cast_slice(&self.value);
+        (&values[start..start + rows.len() * width], self.value_scales[head])
     }
     /// Query, key and value as `[heads, rows, head_dim]`.
-    pub fn download(&self) -> [Vec<f32>; 3] {
-        let (dim, group) =
-            (self.layout.head_dim, self.layout.query_heads / self.layout.key_value_heads.max(1));
-        let mut key = Vec::new();
-        let mut value = Vec::new();
+    pub fn download<U: Unit>(&self, unit: U) -> [Vec<f32>; 3] {
+        let (dim, width) = (self.layout.head_dim, kernel::columns::<U::S>());
+        let group = self.layout.query_heads / self.layout.key_value_heads.max(1);
+        let (mut query, mut key, mut value) = (Vec::new(), Vec::new(), Vec::new());
+        for head in 0..self.layout.query_heads {
+            for row in 0..self.rows {
+                let (values, scales) = self.queries::<U>(head, row..row + 1);
+                query.extend(values[..dim].iter().map(|value| scales[0] * unit.decode(*value)));
+            }
+        }
         for head in 0..self.layout.key_value_heads {
             for row in 0..self.rows {
-                let panel = self.key_panel(head * group, row / self.width, self.width);
-                key.extend((0..dim).map(|d| panel[d * self.width + row % self.width]));
+                let (panel, scale) = self.key_panel::<U>(head * group, row / width);
+                key.extend((0..dim).map(|d| scale * unit.unpack(panel, d, row % width)));
                 value.extend((0..dim).map(|d| {
-                    self.value_panel(head * group, d / self.width, row..row + 1, self.width)[d % self.width]
+                    let first = row / U::STEP * U::STEP;
+                    let (panel, scale) =
+                        self.value_panel::<U>(head * group, d / width, first..first + U::STEP);
+                    scale * unit.unpack(panel, row - first, d % width)
                 }));
             }
         }
-        [self.query.to_vec(), key, value]
+        [query, key, value]
     }
 }
 
@@ -81,91 +128,103 @@ pub struct Part<'a> {
 }
 
 /// See [`crate::device::Device::qkv_heads`].
-pub fn qkv_heads<S: Simd>(
-    simd: S,
+pub fn qkv_heads<U: Unit>(
+    unit: U,
     parts: &[Part<'_>],
     layout: HeadLayout,
     epsilon: f32,
     rotary: Option<&RotaryTable>,
 ) -> CpuQkv {
-    let (width, dim) = (kernel::columns::<S>(), layout.head_dim);
+    let (simd, width, dim) = (unit.simd(), kernel::columns::<U::S>(), layout.head_dim);
     let rows = parts.iter().map(|part| part.qkv.rows()).sum::<usize>();
-    let (padded_rows, panels) = (rows.next_multiple_of(width), dim.div_ceil(width));
-    let mut query = Buffer::zeros(layout.query_heads * rows * dim);
-    let mut key = Buffer::zeros(layout.key_value_heads * padded_rows * dim);
-    let mut value = Buffer::zeros(layout.key_value_heads * padded_rows * panels * width);
-    let (queries, keys, values) = (Shared::new(&mut query), Shared::new(&mut key), Shared::new(&mut value));
-    (0..rows.div_ceil(width)).into_par_iter().for_each(|group| {
-        let first = group * width;
-        let count = width.min(rows - first);
-        let rows_of_group: Vec<_> = (first..first + count).map(|row| locate(parts, row)).collect();
-        for head in 0..layout.query_heads {
-            let start = (head * rows + first) * dim;
-            // SAFETY: these rows of this head are this task's alone.
-            let to = unsafe { queries.get(start..start + count * dim) };
-            for (i, &(part, row)) in rows_of_group.iter().enumerate() {
-                let from = &row[head * dim..(head + 1) * dim];
-                let to = &mut to[i * dim..(i + 1) * dim];
-                simd.vectorize(
-                    #[inline(always)]
-                    || {
-                        normalise_and_rotate(
-                            simd,
-                            from,
-                            part.query_norm,
-                            epsilon,
-                            angles(rotary, first + i),
-                            to,
-                        );
-                    },
-                );
-            }
-        }
-        for head in 0..layout.key_value_heads {
-            let key_column = (layout.query_heads + head) * dim;
-            let value_column = key_column + layout.key_value_heads * dim;
-            let start = (head * padded_rows + first) * dim;
-            // SAFETY: this panel is this task's alone.
-            let panel = unsafe { keys.get(start..start + width * dim) };
-            with_scratch(
-                [dim],
-                #[inline(always)]
-                |[normal]| {
+    let sizes = Sizes::new::<U>(rows, dim);
+    let room = |values: usize| Buffer::zeros((values * size_of::<U::Value>()).div_ceil(size_of::<f32>()));
+    let (heads, groups) = (layout.key_value_heads, sizes.rows / width);
+    let mut query = room(layout.query_heads * rows * sizes.dim);
+    let mut query_scales = vec![1.0; layout.query_heads * rows];
+    let mut key = room(heads * sizes.rows * sizes.dim);
+    let mut key_scales = vec![1.0; heads * groups];
+    let mut value = room(heads * sizes.rows * sizes.panels * width);
+    let value_factors = value_factors(unit, parts, layout);
+    {
+        let queries = Shared::<U::Value>::new(bytemuck::cast_slice_mut(&mut query));
+        let keys = Shared::<U::Value>::new(bytemuck::cast_slice_mut(&mut key));
+        let values = Shared::<U::Value>::new(bytemuck::cast_slice_mut(&mut value));
+        let (query_scales, key_scales) = (Shared::new(&mut query_scales), Shared::new(&mut key_scales));
+        (0..groups).into_par_iter().for_each(|group| {
+            let first = group * width;
+            let count = width.min(rows - first);
+            let rows_of_group: Vec<_> = (first..first + count).map(|row| locate(parts, row)).collect();
+            with_scratch([dim, width * sizes.dim, width * width], |[normal, keys_of_group, square]| {
+                let normal = &mut normal[..dim];
+                for head in 0..layout.query_heads {
                     for (i, &(part, row)) in rows_of_group.iter().enumerate() {
-                        let normal = &mut normal[..dim];
-                        let from = &row[key_column..key_column + dim];
-                        simd.vectorize(
-                            #[inline(always)]
-                            || {
-                                normalise_and_rotate(
-                                    simd,
-                                    from,
-                                    part.key_norm,
-                                    epsilon,
-                                    angles(rotary, first + i),
-                                    normal,
-                                );
-                            },
-                        );
+                        let (from, at) = (&row[head * dim..(head + 1) * dim], head * rows + first + i);
+                        let turn = angles(rotary, first + i);
+                        normalise_and_rotate(simd, from, part.query_norm, epsilon, turn, normal);
+                        // SAFETY: this row of this head is this task's alone.
+                        unsafe {
+                            let to = queries.get(at * sizes.dim..(at + 1) * sizes.dim);
+                            query_scales.get(at..at + 1)[0] = unit.encode(normal, to);
+                        }
+                    }
+                }
+                for (head, &(value_factor, _)) in value_factors.iter().enumerate() {
+                    let key_column = (layout.query_heads + head) * dim;
+                    let value_column = key_column + heads * dim;
+                    let panel = &mut keys_of_group[..width * sizes.dim];
+                    panel.fill(0.0);
+                    for (i, &(part, row)) in rows_of_group.iter().enumerate() {
+                        let (from, turn) = (&row[key_column..key_column + dim], angles(rotary, first + i));
+                        normalise_and_rotate(simd, from, part.key_norm, epsilon, turn, normal);
                         for (d, value) in normal.iter().enumerate() {
                             panel[d * width + i] = *value;
                         }
                     }
-                },
-            );
-            for panel in 0..panels {
-                let columns = panel * width..dim.min((panel + 1) * width);
-                let start = ((head * panels + panel) * padded_rows + first) * width;
-                // SAFETY: these rows of this panel are this task's alone.
-                let to = unsafe { values.get(start..start + count * width) };
-                for (to, (_, row)) in to.chunks_exact_mut(width).zip(&rows_of_group) {
-                    let from = &row[value_column + columns.start..value_column + columns.end];
-                    to[..from.len()].copy_from_slice(from);
+                    let largest = if U::SCALED { simd::largest_abs(simd, panel) } else { 1.0 };
+                    let (factor, inverse) = unit.scale(largest);
+                    let index = head * groups + group;
+                    // SAFETY: this panel of this head is this task's alone.
+                    unsafe {
+                        let to = keys.get(index * panel.len()..(index + 1) * panel.len());
+                        unit.pack_values(panel, factor, to);
+                        key_scales.get(index..index + 1)[0] = inverse;
+                    }
+                    for panel in 0..sizes.panels {
+                        let columns = panel * width..dim.min((panel + 1) * width);
+                        let square = &mut square[..width * width];
+                        square.fill(0.0);
+                        for (to, (_, row)) in square.chunks_exact_mut(width).zip(&rows_of_group) {
+                            let from = &row[value_column + columns.start..value_column + columns.end];
+                            to[..from.len()].copy_from_slice(from);
+                        }
+                        let start = ((head * sizes.panels + panel) * sizes.rows + first) * width;
+                        // SAFETY: these rows of this panel are this task's alone.
+                        let to = unsafe { values.get(start..start + width * width) };
+                        unit.pack_values(square, value_factor, to);
+                    }
                 }
-            }
-        }
-    });
-    CpuQkv { layout, rows, query, key, value, width }
+            });
+        });
+    }
+    let value_scales = value_factors.into_iter().map(|(_, inverse)| inverse).collect();
+    CpuQkv { layout, rows, query, query_scales, key, key_scales, value, value_scales }
+}
+
+/// What the values of each head are multiplied by, and products with them: the same for all rows, over which a product
+/// sums.
+fn value_factors<U: Unit>(unit: U, parts: &[Part<'_>], layout: HeadLayout) -> Vec<(f32, f32)> {
+    let first = (layout.query_heads + layout.key_value_heads) * layout.head_dim;
+    let largest = |head: usize| {
+        let columns = first + head * layout.head_dim..first + (head + 1) * layout.head_dim;
+        parts
+            .iter()
+            .flat_map(|part| part.qkv.values().chunks_exact(part.qkv.columns()))
+            .map(|row| simd::largest_abs(unit.simd(), &row[columns.clone()]))
+            .fold(0.0, f32::max)
+    };
+    let heads = 0..layout.key_value_heads;
+    heads.into_par_iter().map(|head| unit.scale(if U::SCALED { largest(head) } else { 1.0 })).collect()
 }
 
 /// Row `row` of the concatenation.
@@ -190,6 +249,21 @@ fn angles(rotary: Option<&RotaryTable>, row: usize) -> Option<(&[f32], &[f32])> 
 
 #[inline(always)]
 fn normalise_and_rotate<S: Simd>(
+    simd: S,
+    from: &[f32],
+    weight: Option<&[f32]>,
+    epsilon: f32,
+    angles: Option<(&[f32], &[f32])>,
+    to: &mut [f32],
+) {
+    simd.vectorize(
+        #[inline(always)]
+        || normalise_and_rotate_row(simd, from, weight, epsilon, angles, to),
+    );
+}
+
+#[inline(always)]
+fn normalise_and_rotate_row<S: Simd>(
     simd: S,
     from: &[f32],
     weight: Option<&[f32]>,

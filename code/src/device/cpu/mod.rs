@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The processor of this computer.
 //!
-//! Activations are f32 row-major; bf16 weights are used in place from the memory map and widened exactly, in both
-//! precisions. What [`Precision::Bf16`] changes is that weights stored as f32 are rounded to bf16. Results are the same
-//! bit for bit for any number of threads: how work is cut never depends on it, nor the order of a sum on how work is cut.
+//! Activations are f32 row-major; weights are used in place from the memory map. What [`Precision::Bf16`] changes: weights
+//! stored as f32 are rounded to bf16, and where the processor has AVX512-FP16, products are multiplied in fp16, more finely
+//! than bf16 inputs would be. Everything else is f32. Results are the same bit for bit for any number of threads: how work
+//! is cut never depends on it, nor the order of a sum on how work is cut.
 //!
-//! `isa` chooses the instructions, `simd` is what kernels are written in, `kernel` the one matrix kernel under
-//! `linear`, `attention` and `conv`.
+//! `isa` chooses the instructions, `simd` is what kernels are written in, `unit` how `linear`, `attention` and `conv`
+//! multiply matrices: by the f32 `kernel` or by `avx512fp16`.
 
 // Kernels are generic over the instruction set and must be inlined into the function that switches it on.
 #![allow(clippy::inline_always)]
@@ -201,7 +202,7 @@ impl Device for CpuDevice {
         Ok(row.clone())
     }
     fn download_qkv(&self, qkv: &CpuQkv) -> Result<[Vec<f32>; 3]> {
-        Ok(qkv.download())
+        Ok(dispatch_unit!(self.kernels, self.precision, unit => qkv.download(unit)))
     }
     fn matrix(&self, parts: &[Weight]) -> Result<CpuMatrix> {
         Ok(self.prepare(|memory| CpuMatrix::new(parts, self.precision, memory)))
@@ -319,13 +320,14 @@ impl Device for CpuDevice {
                 key_norm: part.key_norm.map(Vec::as_slice),
             })
             .collect();
-        Ok(dispatch!(self.kernels, s => self.pool.install(|| {
-            heads::qkv_heads(s, &parts, layout, epsilon, rotary)
+        Ok(dispatch_unit!(self.kernels, self.precision, unit => self.pool.install(|| {
+            heads::qkv_heads(unit, &parts, layout, epsilon, rotary)
         })))
     }
     fn attention(&self, qkv: &CpuQkv, mask: &Mask, scale: f32) -> Result<CpuTensor> {
-        let out =
-            dispatch!(self.kernels, s => self.pool.install(|| attention::attention(s, qkv, mask, scale)));
+        let out = dispatch_unit!(self.kernels, self.precision, unit => {
+            self.pool.install(|| attention::attention(unit, qkv, mask, scale))
+        });
         Ok(CpuTensor::new(out, Shape::Rows(qkv.rows, qkv.layout.query_columns())))
     }
 

@@ -168,6 +168,25 @@ pub fn map<S: Simd, const N: usize>(
     }
 }
 
+/// The largest magnitude, 0 of none. NaN may be passed over.
+#[inline(always)]
+pub fn largest_abs<S: Simd>(simd: S, values: &[f32]) -> f32 {
+    simd.vectorize(
+        #[inline(always)]
+        || {
+            let chunks = values.chunks_exact(S::LANES);
+            let rest = chunks.remainder().iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+            let (mut largest, mut smallest) = (simd.splat(rest), simd.splat(0.0));
+            for chunk in chunks {
+                // SAFETY: the chunk has LANES values.
+                let v = unsafe { simd.load(chunk.as_ptr()) };
+                (largest, smallest) = (simd.max(v, largest), simd.min(v, smallest));
+            }
+            simd.largest(simd.max(largest, simd.sub(simd.splat(0.0), smallest)))
+        },
+    )
+}
+
 /// `Σ f(inputs[0][i], …)` over the values of the first input, in an order that depends on its length alone.
 #[inline(always)]
 pub fn sum_map<S: Simd, const N: usize>(simd: S, inputs: [&[f32]; N], f: impl Fn([S::V; N]) -> S::V) -> f32 {

@@ -39,6 +39,8 @@ pub trait Unit: Copy + Send + Sync + 'static {
     type S: Simd;
     /// An operand's value.
     type Value: Pod + Send + Sync;
+    /// Whether values are scaled, and so differ from f32.
+    const SCALED: bool;
     /// Rows and runs of `A` and panels of `B` are padded with zeros to a multiple of this along `k`.
     const STEP: usize;
 
@@ -58,10 +60,17 @@ pub trait Unit: Copy + Send + Sync + 'static {
     /// `from` as values of `A`, in `room` unless it can stay where it is, and what a product with it is to be multiplied by.
     fn view<'a>(self, from: &'a [f32], room: &'a mut [Self::Value]) -> (&'a [Self::Value], f32);
 
-    /// Writes `values`, `[k][columns]`, as a panel; `k` is a multiple of [`Unit::STEP`].
-    ///
-    /// Returns what a product with it is to be multiplied by.
-    fn pack_values(self, values: &[f32], panel: &mut [Self::Value]) -> f32;
+    /// What values of which `largest` is the largest are to be multiplied by, and products with them.
+    fn scale(self, largest: f32) -> (f32, f32);
+
+    /// Writes `values`, `[k][columns]`, times `factor` as a panel; `k` is a multiple of [`Unit::STEP`].
+    fn pack_values(self, values: &[f32], factor: f32, panel: &mut [Self::Value]);
+
+    /// A value of `A`, as it was encoded.
+    fn decode(self, value: Self::Value) -> f32;
+
+    /// Value `k` of a column of a panel, as it was packed.
+    fn unpack(self, panel: &[Self::Value], k: usize, column: usize) -> f32;
 
     /// Keeps panels `[k][columns]`, of the lengths `lens`, one after the other in `values`; as bf16 or less if `round`.
     fn keep(self, values: Vec<f32>, lens: impl Iterator<Item = usize>, round: bool) -> Panels;
@@ -103,6 +112,7 @@ pub struct Single<S>(pub S);
 impl<S: Simd> Unit for Single<S> {
     type S = S;
     type Value = f32;
+    const SCALED: bool = false;
     const STEP: usize = 1;
 
     #[inline(always)]
@@ -128,9 +138,18 @@ impl<S: Simd> Unit for Single<S> {
         (from, 1.0)
     }
     #[inline(always)]
-    fn pack_values(self, values: &[f32], panel: &mut [f32]) -> f32 {
+    fn scale(self, _largest: f32) -> (f32, f32) {
+        (1.0, 1.0)
+    }
+    #[inline(always)]
+    fn pack_values(self, values: &[f32], _factor: f32, panel: &mut [f32]) {
         panel[..values.len()].copy_from_slice(values);
-        1.0
+    }
+    fn decode(self, value: f32) -> f32 {
+        value
+    }
+    fn unpack(self, panel: &[f32], k: usize, column: usize) -> f32 {
+        panel[k * kernel::columns::<S>() + column]
     }
     fn keep(self, values: Vec<f32>, _lens: impl Iterator<Item = usize>, round: bool) -> Panels {
         if round {
