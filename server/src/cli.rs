@@ -26,6 +26,7 @@ enum Command {
     Doctor(Box<commands::doctor::Doctor>),
     Generate(commands::generate::Generate),
     Plan(commands::plan::Plan),
+    Bench(commands::bench::Bench),
     Check(commands::check::Check),
 }
 
@@ -40,6 +41,7 @@ impl Cli {
             Some(Command::Doctor(command)) => command.run(),
             Some(Command::Generate(command)) => command.run(),
             Some(Command::Plan(command)) => command.run(),
+            Some(Command::Bench(command)) => command.run(),
             Some(Command::Check(command)) => command.run(),
         }
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One file a command: its flags and what it does.
 
+pub mod bench;
 pub mod check;
 pub mod config;
 pub mod doctor;

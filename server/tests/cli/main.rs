@@ -2,6 +2,7 @@
 //! `flux2-server` as a person calls it: what it prints, what it writes, how it ends. Runs the small checkpoints of this
 //! repository. A number in a test's name is that of the field report it answers.
 
+mod bench;
 mod checkpoints;
 mod images;
 mod interrupt;
