@@ -189,9 +189,12 @@ impl Follower {
                 last[last.len().saturating_sub(20)..].join("\n    ")
             );
         }
-        let class = if why.contains("no space left on device") { Class::Disk } else { Class::Engine };
+        // The words may be the engine's own, or those of a tool in the step, which writes to the same disk.
+        let full = why.to_lowercase().contains("no space left on device");
+        let class = if full { Class::Disk } else { Class::Engine };
+        let advice = if full { "free space for the engine (docker system df); " } else { "" };
         let failure = Failure::new(class, format!("the image build failed {name}")).why(why);
-        failure.next(format!("full log: {}", self.log_path.display()))
+        failure.next(format!("{advice}full log: {}", self.log_path.display()))
     }
 }
 
@@ -228,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn case18_escapes_go_and_exit_codes_are_read_from_both_builders() {
+    fn case_18_escapes_go_and_exit_codes_are_read_from_both_builders() {
         assert_eq!(strip_escapes("\x1b[91merror\x1b[0m: x\x07"), "error: x");
         assert_eq!(exit_code("The command '/bin/sh -c x' returned a non-zero code: 17"), Some(17));
         assert_eq!(exit_code("executor failed running [/bin/sh -c x]: exit code: 3"), Some(3));

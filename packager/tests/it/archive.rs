@@ -118,7 +118,7 @@ fn oci_form(layers: &[Vec<u8>], extra: &Value, compressed: bool, nested: bool) -
 }
 
 #[test]
-fn case4_case5_every_form_of_export_gives_one_identity() {
+fn case_4_case_5_every_form_of_export_gives_one_identity() {
     let layers = [layer(&[("etc/a", "1"), ("b", "2")], 100, "root"), layer(&[("opt/x", "3")], 200, "root")];
     let nothing = json!({});
     let (expected, _dir) = normalized(&old_form(&layers, &nothing), &[]);
@@ -132,7 +132,7 @@ fn case4_case5_every_form_of_export_gives_one_identity() {
 }
 
 #[test]
-fn case2_times_order_owner_names_and_engine_keys_do_not_change_the_identity() {
+fn case_2_times_order_owner_names_and_engine_keys_do_not_change_the_identity() {
     let one = [layer(&[("a", "1"), ("b/c", "2")], 100, "root")];
     let two = [layer(&[("b/c", "2"), ("a", "1")], 999, "builder")];
     let classic = json!({"container": "abc", "container_config": {"Hostname": "h"}, "docker_version": "20.10", "created": "2030-01-01T00:00:00Z"});
@@ -154,7 +154,7 @@ fn layers_of_the_base_stay_byte_for_byte() {
 }
 
 #[test]
-fn case4_what_cannot_be_read_says_what_is_missing() {
+fn case_4_what_cannot_be_read_says_what_is_missing() {
     let layers = [layer(&[("a", "1")], 1, "root")];
     let fails = |entries: &[Entry]| {
         let dir = tempdir().expect("dir");

@@ -123,7 +123,7 @@ fn framed(root: &Path) -> String {
 }
 
 #[test]
-fn case25_a_moved_boundary_collides_in_the_published_digest_only() {
+fn case_25_a_moved_boundary_collides_in_the_published_digest_only() {
     let (one, two) = (tempdir().expect("dir"), tempdir().expect("dir"));
     write(one.path(), "ab", "c");
     write(two.path(), "a", "bc");
@@ -133,7 +133,7 @@ fn case25_a_moved_boundary_collides_in_the_published_digest_only() {
 }
 
 #[test]
-fn case25_modes_links_and_empty_directories_change_the_framed_digest() {
+fn case_25_modes_links_and_empty_directories_change_the_framed_digest() {
     let dir = tempdir().expect("dir");
     write(dir.path(), "run", "#!/bin/sh\n");
     write(dir.path(), "copy", "#!/bin/sh\n");
@@ -157,7 +157,7 @@ fn case25_modes_links_and_empty_directories_change_the_framed_digest() {
 proptest! {
     /// Two trees of up to four files have one framed digest only if they are the same tree.
     #[test]
-    fn case25_different_trees_have_different_framed_digests(
+    fn case_25_different_trees_have_different_framed_digests(
         one in proptest::collection::btree_map("[ab]{1,3}", ("[ab]{0,3}", any::<bool>()), 0..4),
         two in proptest::collection::btree_map("[ab]{1,3}", ("[ab]{0,3}", any::<bool>()), 0..4),
     ) {

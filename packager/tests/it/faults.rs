@@ -126,7 +126,7 @@ async fn run(stand_in: &StandIn, request: Request) -> Result<String, packager::e
 const IMAGE: &str = "{\"Id\":\"sha256:abc\",\"Novel\":[1]}";
 
 #[tokio::test]
-async fn case9_unknown_fields_in_messages_never_abort_a_build() {
+async fn case_9_unknown_fields_in_messages_never_abort_a_build() {
     let stand_in = StandIn::start(Box::new(|path| {
         let lines = "{\"stream\":\"Step 1/1 : FROM x\\n\",\"novel\":{\"a\":[1]}}\n{\"status\":\"s\",\"progressDetail\":{\"current\":1,\"novel\":true}}\n{\"novel\":null}\n{\"aux\":{\"ID\":\"sha256:abc\"}}\n";
         Some(if path.contains("/build") { lines.into() } else { IMAGE.into() })
@@ -135,7 +135,7 @@ async fn case9_unknown_fields_in_messages_never_abort_a_build() {
 }
 
 #[tokio::test]
-async fn case9_case10_buildkit_that_cannot_be_followed_falls_back_to_the_classic_builder() {
+async fn case_9_case_10_buildkit_that_cannot_be_followed_falls_back_to_the_classic_builder() {
     for fault in [
         "{\"aux\":[1,2]}\n",
         "{\"errorDetail\":{\"message\":\"no active session for x: context deadline exceeded\"},\"error\":\"no active session for x: context deadline exceeded\"}\n",
@@ -155,7 +155,7 @@ async fn case9_case10_buildkit_that_cannot_be_followed_falls_back_to_the_classic
 }
 
 #[tokio::test]
-async fn case10_a_lost_session_names_the_base_image_and_the_way_out() {
+async fn case_10_a_lost_session_names_the_base_image_and_the_way_out() {
     let stand_in = StandIn::start(Box::new(|_| {
         Some("{\"errorDetail\":{\"message\":\"no active session for x\"},\"error\":\"no active session for x\"}\n".into())
     }));
@@ -165,7 +165,7 @@ async fn case10_a_lost_session_names_the_base_image_and_the_way_out() {
 }
 
 #[tokio::test]
-async fn case7_a_stream_that_says_built_and_gives_no_image_is_a_failure() {
+async fn case_7_a_stream_that_says_built_and_gives_no_image_is_a_failure() {
     let stand_in = StandIn::start(Box::new(|path| {
         Some(if path.contains("/build") {
             "{\"stream\":\"Successfully built abc\\n\"}\n".into()
@@ -179,7 +179,17 @@ async fn case7_a_stream_that_says_built_and_gives_no_image_is_a_failure() {
 }
 
 #[tokio::test]
-async fn case8_silence_is_ended_by_a_limit_that_the_message_states() {
+async fn a_full_disk_is_told_from_a_broken_build_whoever_says_it() {
+    let stand_in = StandIn::start(Box::new(|_| {
+        Some("{\"stream\":\"Step 1/1 : RUN x\\n\"}\n{\"stream\":\"ld: No space left on device\\n\"}\n{\"error\":\"x\",\"errorDetail\":{\"message\":\"returned a non-zero code: 1\"}}\n".into())
+    }));
+    let failure = run(&stand_in, request(Builder::Classic)).await.expect_err("full");
+    assert_eq!(failure.class.exit_code(), 7, "{failure}");
+    assert!(failure.next.contains("docker system df"), "{}", failure.next);
+}
+
+#[tokio::test]
+async fn case_8_silence_is_ended_by_a_limit_that_the_message_states() {
     let stand_in = StandIn::start(Box::new(|_| None));
     let failure = run(&stand_in, Request { idle: Duration::from_secs(1), ..request(Builder::Classic) })
         .await
@@ -191,7 +201,7 @@ async fn case8_silence_is_ended_by_a_limit_that_the_message_states() {
 }
 
 #[tokio::test]
-async fn case12_sockets_are_tried_in_order_and_each_failure_is_told() {
+async fn case_12_sockets_are_tried_in_order_and_each_failure_is_told() {
     let dir = tempfile::tempdir().expect("dir");
     let runtime = dir.path().join("run");
     write(&runtime, "docker.sock", "a file, not a socket");
@@ -225,7 +235,7 @@ async fn case12_sockets_are_tried_in_order_and_each_failure_is_told() {
 }
 
 #[test]
-fn case12_the_current_docker_context_is_honoured() {
+fn case_12_the_current_docker_context_is_honoured() {
     let dir = tempfile::tempdir().expect("dir");
     let environment = |context: Option<&str>| Environment {
         docker_context: context.map(str::to_owned),

@@ -94,7 +94,7 @@ fn all_problems_of_a_file_are_reported_at_once_in_file_order() {
 }
 
 #[test]
-fn case20_alias_bombs_are_refused_at_once() {
+fn case_20_alias_bombs_are_refused_at_once() {
     let started = Instant::now();
     let text = fs::read_to_string(fixtures().join("manifests/bad/case20-alias-bomb.yaml")).expect("text");
     let problems = manifest::read(&text, &fixtures()).expect_err("bad");
@@ -103,7 +103,7 @@ fn case20_alias_bombs_are_refused_at_once() {
 }
 
 #[test]
-fn case17_null_for_a_list_names_line_column_key_and_type() {
+fn case_17_null_for_a_list_names_line_column_key_and_type() {
     let text = fs::read_to_string(fixtures().join("manifests/bad/case17-packages-null.yaml")).expect("text");
     let problems = manifest::read(&text, &fixtures().join("manifests")).expect_err("bad");
     let problem = &problems[0];
@@ -114,7 +114,7 @@ fn case17_null_for_a_list_names_line_column_key_and_type() {
 }
 
 #[test]
-fn case22_versions_never_compare_equal_as_numbers() {
+fn case_22_versions_never_compare_equal_as_numbers() {
     for name in ["case22-schema-float", "case22-schema-5.10", "case22-schema-float-5.10"] {
         let text = fs::read_to_string(fixtures().join(format!("manifests/bad/{name}.yaml"))).expect("text");
         let problems = manifest::read(&text, &fixtures().join("manifests")).expect_err("bad");
@@ -128,7 +128,7 @@ fn case22_versions_never_compare_equal_as_numbers() {
 
 /// The policy stands in packager/Cargo.toml; advisories are checked by scripts/deny.sh.
 #[test]
-fn case21_no_abandoned_yaml_reader_is_in_the_lock() {
+fn case_21_no_abandoned_yaml_reader_is_in_the_lock() {
     let lock = fs::read_to_string(repository().join("Cargo.lock")).expect("Cargo.lock");
     assert!(lock.contains("name = \"yaml_serde\""));
     for abandoned in ["serde_yaml", "serde_yml", "yaml-rust", "libyml"] {

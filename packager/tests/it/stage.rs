@@ -50,7 +50,7 @@ impl Trial {
 }
 
 #[test]
-fn case26_what_is_dropped_is_listed() {
+fn case_26_what_is_dropped_is_listed() {
     let files = [
         ("a.py", ""),
         ("__pycache__/a.pyc", ""),
@@ -112,7 +112,7 @@ fn later_roots_overwrite_earlier_ones() {
 }
 
 #[test]
-fn case14_env_files_and_tokens_are_refused_by_name() {
+fn case_14_env_files_and_tokens_are_refused_by_name() {
     Trial::new(&[("sub/.env", "A=1")]).refused("sub/.env", "secrets");
     Trial::new(&[(".env.production", "A=1")]).refused(".env.production", "secrets");
     let token = format!("hf_{}", "aB3dE5gH7jK9mN1pQ2rS4tU6vW8xY0zA12");
@@ -123,7 +123,7 @@ fn case14_env_files_and_tokens_are_refused_by_name() {
 }
 
 #[test]
-fn case15_git_directories_are_never_staged_nor_hashed() {
+fn case_15_git_directories_are_never_staged_nor_hashed() {
     Trial::new(&[("a.py", ""), (".git/config", "[remote]")]).refused(".git", "credentials");
     Trial::new(&[("a.py", ""), ("sub/.git", "gitdir: elsewhere")]).refused("sub/.git", "credentials");
     let trial = Trial::new(&[("a.py", "")]);
@@ -133,7 +133,7 @@ fn case15_git_directories_are_never_staged_nor_hashed() {
 }
 
 #[test]
-fn case16_links_that_leave_the_tree_dangle_or_loop_are_refused() {
+fn case_16_links_that_leave_the_tree_dangle_or_loop_are_refused() {
     let trial = Trial::new(&[("a.py", "")]);
     write(trial.dir.path(), "outside.txt", "secret");
     symlink("../outside.txt", trial.tree().join("out.txt")).expect("link");
@@ -149,7 +149,7 @@ fn case16_links_that_leave_the_tree_dangle_or_loop_are_refused() {
 }
 
 #[test]
-fn case14_a_token_across_the_border_of_two_pieces_of_a_file_is_found() {
+fn case_14_a_token_across_the_border_of_two_pieces_of_a_file_is_found() {
     let token = format!("hf_{}", "aB3dE5gH7jK9mN1pQ2rS4tU6vW8xY0zA12");
     let content = format!("{}\n{token}\n", "x".repeat((1 << 20) - 10));
     Trial::new(&[("big.txt", &content)]).refused("big.txt", "line 2");

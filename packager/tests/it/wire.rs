@@ -208,7 +208,7 @@ fn seed_allowlist(name: &str) -> String {
 }
 
 #[test]
-fn case23_commands_on_the_card_follow_the_repository() {
+fn case_23_commands_on_the_card_follow_the_repository() {
     let mut wire = klein();
     wire.container.built["repo"] = json!("other/place");
     let text = card::render(&wire).expect("a card");
@@ -225,7 +225,7 @@ fn case23_commands_on_the_card_follow_the_repository() {
 }
 
 #[test]
-fn case24_front_matter_is_what_the_hub_accepts() {
+fn case_24_front_matter_is_what_the_hub_accepts() {
     let mut wire = dev();
     let card = wire.container.card.as_mut().expect("a card");
     card.license = serde_json::from_value(
