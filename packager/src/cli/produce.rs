@@ -11,7 +11,11 @@ use crate::{
     error::Result,
     image::engine,
     manifest,
-    package::{self, Options, inputs::Inputs},
+    package::{
+        self, Options,
+        inputs::{Inputs, Staged},
+    },
+    pins::Lock,
     verify,
 };
 
@@ -60,13 +64,15 @@ pub async fn plan(manifest: &Path, args: BuildArgs, output: Output) -> Result<()
     let scratch = tempfile::tempdir()
         .map_err(|error| crate::error::Failure::io("create", Path::new("a temporary directory"), &error))?;
     let options = Options { allow_unpinned: true, ..options(args, true) };
-    let inputs = Inputs::gather(&loaded, &options, engine.as_ref().ok(), &scratch.path().join("code")).await;
-    let mut plan = package::inputs::plan(&loaded, inputs.as_ref().ok(), &target);
-    let missing: Vec<String> =
-        [inputs.as_ref().err().map(ToString::to_string), engine.err().map(|failure| failure.to_string())]
-            .into_iter()
-            .flatten()
-            .collect();
+    let code = scratch.path().join("code");
+    let inputs = Inputs::gather(&loaded, &options, engine.as_ref().ok(), &code).await;
+    let lock = Lock::read(&loaded.dir)?;
+    let staged = loaded.manifest.build.is_none().then(|| Staged::new(&loaded, lock.as_ref(), &code));
+    let staged = staged.transpose();
+    let code = staged.as_ref().ok().and_then(Option::as_ref);
+    let mut plan = package::inputs::plan(&loaded, inputs.as_ref().ok(), code, &target);
+    let missing = [inputs.as_ref().err(), staged.as_ref().err(), engine.as_ref().err()];
+    let missing: Vec<String> = missing.into_iter().flatten().map(ToString::to_string).collect();
     plan["missing"] = json!(missing);
     let mut text = String::new();
     for (key, value) in plan.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null()) {

@@ -71,6 +71,42 @@ pub struct Inputs {
     pub digest: String,
 }
 
+/// The code as it will ship.
+#[derive(Debug)]
+pub struct Staged {
+    /// Both digests.
+    pub digests: Digests,
+    /// Entries of the allowlist; those of directories end in "/".
+    pub shipped: Vec<String>,
+    /// What staging left out.
+    pub dropped: Vec<String>,
+}
+
+impl Staged {
+    /// Copies the code to `code` (which it creates).
+    pub fn new(loaded: &Loaded, lock: Option<&Lock>, code: &Path) -> Result<Self> {
+        let source = &loaded.manifest.source;
+        let dropped = stage::stage(&loaded.manifest, lock, &loaded.dir, code)?;
+        let shipped = source.code.iter().chain(source.extra_code.iter().flat_map(|extra| &extra.paths));
+        let shipped = shipped.map(|path| {
+            if code.join(&path.0).is_dir() {
+                format!("{}/", path.0.trim_end_matches('/'))
+            } else {
+                path.0.clone()
+            }
+        });
+        Ok(Self {
+            digests: digest::digest(code)?,
+            shipped: shipped.collect(),
+            dropped: dropped.iter().map(line).collect(),
+        })
+    }
+}
+
+fn line(dropped: &stage::Dropped) -> String {
+    format!("{} ({})", dropped.path, dropped.pattern)
+}
+
 impl Inputs {
     /// Stages the code to `code` and gathers the rest. Without an engine the base images are those of the
     /// lock, which is enough to tell that nothing changed.
@@ -89,12 +125,10 @@ impl Inputs {
         let root = loaded.dir.join(&build.root);
         let (mut lock, mut unpinned) = lock(loaded, options)?;
         let staged_at = Utc::now();
-        let dropped = stage::stage(manifest, Some(&lock), &loaded.dir, code)?;
-        let digests = digest::digest(code)?;
+        let Staged { digests, shipped, dropped } = Staged::new(loaded, Some(&lock), code)?;
         let epoch = epoch(&loaded.dir)?;
         let (context, more) = Context::new(&build, &root, code, options.ca.as_deref(), epoch)?;
-        let dropped: Vec<String> =
-            dropped.into_iter().chain(more).map(|drop| format!("{} ({})", drop.path, drop.pattern)).collect();
+        let dropped = dropped.into_iter().chain(more.iter().map(line)).collect();
 
         let (mut base_layers, mut args) = (Vec::new(), build.args.clone());
         for (argument, name) in &build.base_images {
@@ -157,19 +191,10 @@ impl Inputs {
             "packager": env!("CARGO_PKG_VERSION"), "manifest": files::sha256(&loaded.text), "lock": files::sha256(lock.render()),
             "code": digests.code_tree_sha256, "context": context.digest()?, "parameters": parameters, "labels": labels,
         });
-        let source = &manifest.source;
-        let shipped = source.code.iter().chain(source.extra_code.iter().flat_map(|extra| &extra.paths));
-        let shipped = shipped.map(|path| {
-            if code.join(&path.0).is_dir() {
-                format!("{}/", path.0.trim_end_matches('/'))
-            } else {
-                path.0.clone()
-            }
-        });
         Ok(Self {
             server: context.part("server")?,
             crates: crates.map(|text| spdx::crates(&text)).unwrap_or_default(),
-            shipped: shipped.collect(),
+            shipped,
             digest: files::sha256(all.to_string()),
             code: digests,
             build,
@@ -357,8 +382,9 @@ pub fn unchanged(target: &Path, inputs: &Inputs) -> Option<Report> {
     })
 }
 
-/// What `packager plan` shows: what would be built, what is missing, why the identity would change.
-pub fn plan(loaded: &Loaded, inputs: Option<&Inputs>, target: &Path) -> Value {
+/// What `packager plan` shows: what would be built, what is missing, why the identity would change. A
+/// manifest without a `build` section gives no inputs, and still has code.
+pub fn plan(loaded: &Loaded, inputs: Option<&Inputs>, staged: Option<&Staged>, target: &Path) -> Value {
     let manifest = &loaded.manifest;
     let profiles: Vec<Value> = profile::merged(manifest)
         .iter()
@@ -390,7 +416,9 @@ pub fn plan(loaded: &Loaded, inputs: Option<&Inputs>, target: &Path) -> Value {
     json!({
         "name": manifest.name, "repo": manifest.repo, "kind": manifest.kind.name(), "arch": manifest.arch.name(), "profiles": profiles,
         "tt_metal": manifest.source.tt_metal, "weights": manifest.weights.full().repo,
-        "code": inputs.map(|inputs| &inputs.code), "shipped": inputs.map(|inputs| &inputs.shipped), "dropped": inputs.map(|inputs| &inputs.dropped),
+        "code": inputs.map(|inputs| &inputs.code).or(staged.map(|staged| &staged.digests)),
+        "shipped": inputs.map(|inputs| &inputs.shipped).or(staged.map(|staged| &staged.shipped)),
+        "dropped": inputs.map(|inputs| &inputs.dropped).or(staged.map(|staged| &staged.dropped)),
         "context_bytes": inputs.map(|inputs| inputs.context.size()), "unpinned": inputs.map(|inputs| &inputs.unpinned),
         "inputs_sha256": inputs.map(|inputs| &inputs.digest), "package_exists": earlier.is_some(), "changed": changes,
     })

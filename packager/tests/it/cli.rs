@@ -44,6 +44,41 @@ fn our_own_manifests_pass_check() {
     }
 }
 
+/// Both published packages have no `build` section of ours: what can be said without one is said, and what
+/// is missing.
+#[test]
+fn plan_says_of_both_seeds_what_ships_and_what_is_missing() {
+    let plan = |name: &str| -> Value {
+        let manifest = fixtures().join("seeds").join(name).join("manifest.yaml");
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_packager"))
+            // No network, so that the answer is the same everywhere.
+            .env("GIT_ALLOW_PROTOCOL", "file")
+            .args(["plan", "--json", "--manifest"])
+            .arg(manifest)
+            .output()
+            .expect("the program starts");
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    };
+    let dev = plan("dev");
+    assert_eq!(
+        dev["profiles"],
+        serde_json::json!([{"name": "default", "hardware": "p300x2", "mesh": "QB2"}])
+    );
+    assert_eq!(dev["shipped"].as_array().map(Vec::len), Some(9), "{dev}");
+    assert_eq!(dev["shipped"][1], "models/tt_dit/blocks/");
+    assert_eq!(dev["code"]["code_sha256"].as_str().map(str::len), Some(64));
+    assert!(dev["missing"].to_string().contains("has no build section"), "{dev}");
+    let klein = plan("klein");
+    assert_eq!(
+        klein["profiles"],
+        serde_json::json!([{"name": "default", "hardware": "p100a", "mesh": "P100"}])
+    );
+    assert_eq!(klein["weights"], "black-forest-labs/FLUX.2-klein-4B");
+    let missing = klein["missing"].to_string();
+    assert!(missing.contains("has no build section") && missing.contains("git "), "{missing}");
+}
+
 #[test]
 fn init_writes_a_manifest_that_passes_check_and_never_replaces_one() {
     let dir = tempdir().expect("dir");
