@@ -16,14 +16,12 @@ fn json(small: &Small, file: &str) -> Value {
 }
 
 #[test]
-fn case1_unchanged_inputs_are_said_to_be_and_mint_nothing() {
+fn case_1_unchanged_inputs_are_said_to_be_and_mint_nothing() {
     let small = Small::built("unchanged");
     let before = fs::read(small.package().join("SHA256SUMS")).expect("sums");
     let images = docker_text(&["images", "-q", &format!("tt-model/{}", small.name)]);
-    let started = Instant::now();
     let said = small.ok(&["build"]);
     assert!(said.starts_with("unchanged"), "{said}");
-    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     assert_eq!(fs::read(small.package().join("SHA256SUMS")).expect("sums"), before);
     assert_eq!(docker_text(&["images", "-q", &format!("tt-model/{}", small.name)]), images);
     // A changed file of the code is a changed input, and `plan` says which.
@@ -33,7 +31,7 @@ fn case1_unchanged_inputs_are_said_to_be_and_mint_nothing() {
 }
 
 #[test]
-fn case2_two_builds_from_scratch_have_one_identity() {
+fn case_2_two_builds_from_scratch_have_one_identity() {
     let small = Small::new("twice");
     small.ok(&["pin", "--offline"]);
     let report: Value = serde_json::from_str(&small.ok(&["build", "--twice", "--json"])).expect("JSON");
@@ -53,7 +51,7 @@ fn case2_two_builds_from_scratch_have_one_identity() {
 }
 
 #[test]
-fn case2_a_build_that_cannot_be_repeated_is_explained_by_layer_and_file() {
+fn case_2_a_build_that_cannot_be_repeated_is_explained_by_layer_and_file() {
     let small = Small::new("random");
     small.edit(
         "Dockerfile",
@@ -71,7 +69,7 @@ fn case2_a_build_that_cannot_be_repeated_is_explained_by_layer_and_file() {
 }
 
 #[test]
-fn case7_case18_a_failed_step_is_the_last_thing_said_with_both_builders() {
+fn case_7_case_18_a_failed_step_is_the_last_thing_said_with_both_builders() {
     let small = Small::built("failing");
     let before = fs::read(small.package().join("SHA256SUMS")).expect("sums");
     for builder in ["buildkit", "classic"] {
@@ -93,19 +91,18 @@ fn case7_case18_a_failed_step_is_the_last_thing_said_with_both_builders() {
 }
 
 #[test]
-fn case11_buildkit_features_are_refused_before_anything_is_sent() {
+fn case_11_buildkit_features_are_refused_before_anything_is_sent() {
     let small = Small::new("features");
     small.edit("Dockerfile", "RUN if", "RUN --mount=type=cache,target=/c if");
     small.ok(&["pin", "--offline"]);
-    let started = Instant::now();
     let said = small.fails(4, &["build", "--builder", "classic"]);
     assert!(said.contains("Dockerfile:6 uses RUN --mount"), "{said}");
-    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    assert!(!small.path("build").join(format!("{}.log", small.name)).exists(), "nothing was sent");
     small.ok(&["build"]);
 }
 
 #[test]
-fn case13_an_unpinned_package_is_refused_unless_allowed_and_then_says_so() {
+fn an_unpinned_package_is_refused_unless_allowed_and_then_says_so() {
     let small = Small::new("unpinned");
     assert!(small.fails(3, &["build"]).contains("packager pin"));
     small.edit("manifest.yaml", "ref: \"58648d44443223041148125843ca7c7d4780463e\"", "ref: main");
@@ -116,8 +113,40 @@ fn case13_an_unpinned_package_is_refused_unless_allowed_and_then_says_so() {
     assert!(fs::read_to_string(small.package().join("README.md")).expect("card").contains("Not pinned"));
 }
 
+/// Sends a large file to the engine, gets it back in a layer, loads and proves it, and never holds it.
 #[test]
-fn case16_a_secret_never_reaches_arguments_layers_or_history() {
+fn case_8_a_large_image_goes_through_little_memory() {
+    const SIZE: u64 = 600 << 20;
+    let small = Small::new("large");
+    fs::File::create(small.path("server/large.dat"))
+        .and_then(|file| file.set_len(SIZE))
+        .expect("a file of zeros");
+    small.edit("Dockerfile", "COPY code", "COPY server/large.dat /var/large.dat\nCOPY code");
+    small.ok(&["pin", "--offline"]);
+    let package = small.package();
+    for arguments in [["build"].as_slice(), &["verify", package.to_str().expect("path")]] {
+        let said = fs::File::create(small.path("said")).expect("a file");
+        let mut command = small.command();
+        let mut child = command.args(arguments).stdout(Stdio::null()).stderr(said).spawn().expect("starts");
+        let (status, mut peak) = (format!("/proc/{}/status", child.id()), 0);
+        let ended = loop {
+            let text = fs::read_to_string(&status).unwrap_or_default();
+            let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or_default();
+            let kilobytes = line.trim().trim_end_matches(" kB").parse().unwrap_or(0_u64);
+            peak = peak.max(kilobytes << 10);
+            if let Some(ended) = child.try_wait().expect("waits") {
+                break ended;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        assert!(ended.success(), "{}", fs::read_to_string(small.path("said")).expect("text"));
+        println!("{arguments:?}: peak {} MiB", peak >> 20);
+        assert!(peak > 0 && peak < SIZE / 8, "{arguments:?} held {} MiB", peak >> 20);
+    }
+}
+
+#[test]
+fn case_16_a_secret_never_reaches_arguments_layers_or_history() {
     let small = Small::new("secrets");
     small.ok(&["pin", "--offline"]);
     let token = format!("hf_{}", "aB3dE5gH7jK9mN1pQ2rS4tU6vW8xY0zA12");
@@ -185,7 +214,7 @@ fn an_interrupted_build_leaves_no_container_no_half_package_and_the_earlier_one_
 }
 
 #[test]
-fn case12_no_engine_lists_what_was_tried_and_why_each_failed() {
+fn case_12_no_engine_lists_what_was_tried_and_why_each_failed() {
     let small = Small::new("noengine");
     small.ok(&["pin", "--offline"]);
     let run = |host: Option<&str>| {
