@@ -9,6 +9,12 @@ logs="$HOME/work/logs"
 [ -w "$logs" ] || logs=/tmp
 export TT_METAL_LOGS_PATH="${TT_METAL_LOGS_PATH:-$logs}"
 
+# On a read-only root, a cache directory of the image that nobody mounted is none. One that was mounted
+# and cannot be written stays a fault, which the server names.
+unusable() { [ ! -w "$1" ] && ! grep -q " $1 " /proc/mounts; }
+if [ "${TT_DIT_CACHE_DIR:-}" = /weight-cache ] && unusable /weight-cache; then unset TT_DIT_CACHE_DIR; fi
+if [ "${TT_METAL_CACHE:-}" = /cache ] && unusable /cache; then export TT_METAL_CACHE=/tmp/tt-metal-cache; fi
+
 if [ "${1:-}" = explain ]; then
     cat >&2 <<'TEXT'
 This image serves FLUX.2 [klein] over HTTP. The weights are not in it: mount a Hugging Face cache.
