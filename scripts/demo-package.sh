@@ -3,56 +3,103 @@
 # The packager's whole job with the small example, on a machine with nothing but Rust and apt: package
 # it from its manifest, prove the package, serve it as a consumer would, ask for a picture, stop it.
 #
-#   scripts/demo-package.sh           build/klein-mini and out/package-red-circle.png
+#   scripts/demo-package.sh [DIR]     DIR/klein-mini (DIR: build) and out/package-red-circle.png
 #
-# An engine that answers is used and left as it is; otherwise a private one is started (scripts/engine.sh).
+# PROFILE=dev compiles the server in the image faster and larger than the published profile, dist;
+# PACKAGER=FILE is a packager that is built already.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-say() { printf '%s\n' "$*" >&2; }
+. scripts/needs.sh
+out=${1:-build}
+private=${FLUX2_ENGINE_DIR:-/var/tmp/flux2-engine}
+cat >&2 <<END
+This makes a container package of examples/klein-mini, proves it, serves it and asks it for a picture.
+It compiles the packager here and the server in the image: some ten minutes on two cores, the first time.
+  A Docker engine that answers is used, and left as it was but for its build cache. If none answers:
+    docker.io (and curl) are installed with apt-get, a private engine is started under $private
+    and stopped at the end.
+  If no image registry can be reached: debootstrap is installed with apt-get, and the two base images
+    are made from Debian's packages and this host's Rust (1 GB in the engine).
+END
 
-say "== engine and base images"
+was_running=
+kill -0 "$(cat "$private/dockerd.pid" 2>/dev/null)" 2>/dev/null && was_running=1
+say "== engine"
 DOCKER_HOST=$(scripts/engine.sh start)
 export DOCKER_HOST
+command -v docker >/dev/null || { say "error: the docker command is missing; next: apt-get install docker.io"; exit 4; }
+before=$(docker images -q --no-trunc)
+
+served=
+finish() {
+    [ -z "$served" ] || "$packager" stop "$out/klein-mini" >&2 || true
+    if [ "$DOCKER_HOST" != "unix://$private/docker.sock" ]; then
+        # Somebody's own engine: our images go; those that were there before stay.
+        for name in $(docker images --format '{{.Repository}}:{{.Tag}}' tt-model/klein-mini) "${bases[@]}"; do
+            grep -qF "$(docker image inspect -f '{{.Id}}' "$name" 2>/dev/null || echo none)" <<<"$before" || docker rmi "$name" >/dev/null 2>&1 || true
+        done
+    elif [ -z "$was_running" ]; then
+        scripts/engine.sh stop
+        say "its images stay for the next run; to delete them: scripts/engine.sh purge"
+    fi
+}
 bases=()
-ca=()
-if ! docker pull -q debian:bookworm-slim >/dev/null 2>&1 || ! docker pull -q rust:1.95-bookworm >/dev/null 2>&1; then
-    say "no image registry can be reached: the base images are made from Debian's packages and this host's Rust"
+trap finish EXIT
+
+say "== base images"
+flags=()
+there() { docker image inspect "$1" >/dev/null 2>&1 || docker pull -q "$1" >/dev/null 2>&1; }
+if there debian:bookworm-slim && there rust:1.95-bookworm; then
+    bases=(debian:bookworm-slim rust:1.95-bookworm)
+else
+    say "no image registry can be reached"
     scripts/base-image.sh runtime
     scripts/base-image.sh builder
-    bases=(--base-image BASE_IMAGE=flux2-base:bookworm --base-image BUILDER_IMAGE=flux2-builder:bookworm)
-    # The network of such a place often has certificates of its own; they reach the builder stage only.
-    bundle=${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}
-    [ ! -f "$bundle" ] || ca=(--build-ca "$bundle")
+    bases=(flux2-base:bookworm flux2-builder:bookworm)
+    flags=(--base-image "BASE_IMAGE=${bases[0]}" --base-image "BUILDER_IMAGE=${bases[1]}")
+fi
+# A network may have certificates of its own; they reach the stage that compiles, and no further.
+ca=()
+bundle=${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}
+[ ! -f "$bundle" ] || ca=(--build-ca "$bundle")
+
+packager=${PACKAGER:-target/debug/packager}
+if [ -z "${PACKAGER:-}" ]; then
+    say "== packager"
+    need cc:gcc,libc6-dev
+    need_rust
+    CARGO_TARGET_DIR=$PWD/target cargo build --locked --package packager </dev/null
 fi
 
+# The weights as a consumer has them after a pull: a snapshot in a Hugging Face cache.
 manifest=examples/klein-mini/manifest.yaml
 revision=$(sed -n 's/^  revision: //p' $manifest)
-cargo build --quiet --locked --package packager </dev/null
-packager=target/debug/packager
-
-# The weights as a consumer has them after a pull: a snapshot in a Hugging Face cache.
 export HF_HOME=$PWD/out/hf
+unset HF_HUB_CACHE
 snapshot=$HF_HOME/hub/models--flux2-tt--klein-mini/snapshots/$revision
 mkdir -p "$snapshot"
 cp -R examples/klein-mini/checkpoint/. "$snapshot/"
 
 say "== package"
-# What cannot be pinned in such a place is allowed and stands on the card.
-$packager pin --manifest $manifest "${bases[@]}"
-$packager build --manifest $manifest --allow-unpinned "${bases[@]}" "${ca[@]}" ${PROFILE:+--build-arg PROFILE=$PROFILE}
+# The wheel of tt-metal is not fetched for an image that runs without a card: that stands on the card.
+$packager pin --manifest $manifest "${flags[@]}" >&2
+$packager build --manifest $manifest --out "$out" --allow-unpinned "${flags[@]}" "${ca[@]}" ${PROFILE:+--build-arg PROFILE=$PROFILE} >&2
 say "== verify"
-$packager verify build/klein-mini
+$packager verify "$out/klein-mini" >&2
 
 say "== serve"
-trap '$packager stop build/klein-mini >&2 || true' EXIT
-endpoint=$($packager serve build/klein-mini --device cpu)
+served=1
+endpoint=$($packager serve "$out/klein-mini" --device cpu)
 say "== a picture from $endpoint"
-mkdir -p out
-curl -fsS "$endpoint/predict" -H 'Content-Type: application/json' \
-    -d '{"prompt":"a red circle on a blue background","width":512,"height":512,"seed":1}' >out/package-answer.json
-sed -n 's/.*"image":"\([^"]*\)".*/\1/p' out/package-answer.json | base64 -d >out/package-red-circle.png
-[ "$(head -c 4 out/package-red-circle.png | tail -c 3)" = PNG ] || { say "error: the answer holds no PNG: $(head -c 200 out/package-answer.json)"; exit 1; }
-trap - EXIT
+answer=$(curl -fsS "$endpoint/predict" -H 'Content-Type: application/json' \
+    -d '{"prompt":"a red circle on a blue background","width":512,"height":512,"seed":1}')
+picture=out/package-red-circle.png
+sed -n 's/.*"image":"\([^"]*\)".*/\1/p' <<<"$answer" | base64 -d >$picture.part
+[ "$(head -c 4 $picture.part | tail -c 3)" = PNG ] || { say "error: the answer holds no PNG: ${answer:0:200}"; exit 1; }
+mv $picture.part $picture
 say "== stop"
-$packager stop build/klein-mini >&2
-echo "$PWD/out/package-red-circle.png"
+$packager stop "$out/klein-mini" >&2
+served=
+say
+say "The package, and the picture that its container drew:"
+realpath "$out/klein-mini" $picture

@@ -17,6 +17,11 @@ pub static ENGINE: LazyLock<String> = LazyLock::new(|| {
     host
 });
 
+/// Makes the base of builder stages: Debian with a C compiler and this host's Rust.
+pub fn builder() {
+    script("base-image.sh", &["builder"], Some(&ENGINE));
+}
+
 fn script(name: &str, arguments: &[&str], host: Option<&str>) -> String {
     let mut command = Command::new(repository().join("scripts").join(name));
     command.args(arguments).stderr(Stdio::inherit());

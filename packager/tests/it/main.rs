@@ -8,6 +8,7 @@ mod digest;
 mod engine;
 mod faults;
 mod manifest;
+mod ours;
 mod serve;
 mod stage;
 mod support;
