@@ -4,8 +4,9 @@
 help: ## What there is
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 20
 
-demo: ## Build in release mode and make pictures with the small checkpoint in examples/klein-mini
+demo: ## Make pictures with the small checkpoint in examples/klein-mini; then package it, serve it in a container, ask for one
 	@scripts/demo.sh
+	@scripts/demo-package.sh
 
 test: ## Format, lints, all tests, documentation, licences
 	@scripts/test.sh
