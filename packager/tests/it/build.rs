@@ -116,7 +116,8 @@ fn an_unpinned_package_is_refused_unless_allowed_and_then_says_so() {
 /// Sends a large file to the engine, gets it back in a layer, loads and proves it, and never holds it.
 #[test]
 fn case_8_a_large_image_goes_through_little_memory() {
-    const SIZE: u64 = 600 << 20;
+    const SIZE: u64 = 400 << 20;
+    const HELD: u64 = 64 << 20;
     let small = Small::new("large");
     fs::File::create(small.path("server/large.dat"))
         .and_then(|file| file.set_len(SIZE))
@@ -141,7 +142,7 @@ fn case_8_a_large_image_goes_through_little_memory() {
         };
         assert!(ended.success(), "{}", fs::read_to_string(small.path("said")).expect("text"));
         println!("{arguments:?}: peak {} MiB", peak >> 20);
-        assert!(peak > 0 && peak < SIZE / 8, "{arguments:?} held {} MiB", peak >> 20);
+        assert!(peak > 0 && peak < HELD, "{arguments:?} held {} MiB", peak >> 20);
     }
 }
 
