@@ -4,6 +4,7 @@
 mod archive;
 mod build;
 mod cli;
+mod consumer;
 mod digest;
 mod engine;
 mod faults;
