@@ -4,7 +4,7 @@
 //!
 //! Ignored by a plain `cargo test`, because the image compiles the server: minutes, once. `make test` runs
 //! them as a step of their own. Cargo's profile in the image is `dev` unless `FLUX2_IMAGE_PROFILE` says
-//! otherwise (`dist` is what is published): the same Dockerfile and pixels, in a third of the time.
+//! otherwise (`dist` is what is published): the same Dockerfile and pixels, in about half the time.
 
 use std::{
     fs,
