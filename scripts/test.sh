@@ -81,6 +81,11 @@ else
     skip "pictures of other random weights against diffusers" code/tests/scripts/compare_diffusers.sh
 fi
 
+# What takes longer than a change should wait for; short forms of both ran with the tests (load.rs, strangers.rs).
+skip "10,000 requests of load and abuse" tests/load/run.sh
+skip "5,000 cases of schemathesis" "tests/clients/run.sh 300"
+skip "ten minutes of each fuzz target" server/fuzz/run.sh
+
 [ ${#skipped[@]} = 0 ] || printf '\nnot run here: %s\n' "${skipped[@]}"
 [ ${#broken[@]} = 0 ] || printf '\nfailed: %s\n' "${broken[*]}"
 printf '\n%s passed, %s failed\n' "$passed" "$failed"

@@ -140,6 +140,15 @@ impl Component {
         read_json(&self.directory.join("config.json"))
     }
 
+    /// Bytes of the tensors that are `needed`.
+    pub fn bytes(&self, needed: impl Fn(&str) -> bool) -> u64 {
+        let size = |entry: &Entry| {
+            let float = float_type(entry.dtype).map_or(0, DType::size);
+            (entry.shape.iter().product::<usize>() * float) as u64
+        };
+        self.tensors.iter().filter(|(name, _)| needed(name)).map(|(_, entry)| size(entry)).sum()
+    }
+
     /// Whether there is a tensor of that name.
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)

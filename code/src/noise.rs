@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_is_torch_bit_for_bit() {
+    fn case_52_noise_is_drawn_on_the_host_and_is_torchs_bit_for_bit() {
         for v in VECTORS {
             for (side, sha256) in [4, 64].into_iter().zip(v.sha256) {
                 let values = standard_normal(v.seed, 128 * side * side, v.precision);

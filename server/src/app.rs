@@ -17,6 +17,7 @@ use crate::{
     auth::Keys,
     config::Config,
     errors::ApiError,
+    exit::StartError,
     lifecycle::Lifecycle,
     metrics::Metrics,
     picture::{self, Metadata},
@@ -25,6 +26,7 @@ use crate::{
         job::{Params, lock},
         rates::Work,
     },
+    telemetry::Telemetry,
 };
 
 /// Threads that decode strangers' images and encode results at the same time.
@@ -55,6 +57,8 @@ pub struct App {
     pub queue: Arc<Queue>,
     /// Counters.
     pub metrics: Metrics,
+    /// Export of spans, if it was asked for.
+    pub telemetry: Option<Telemetry>,
     /// API keys.
     pub keys: Keys,
     /// KiB of request bodies that may yet be held.
@@ -70,16 +74,20 @@ pub struct App {
 }
 
 impl App {
-    /// The state before loading.
-    pub fn new(config: Config, checkpoint: PathBuf, keys: Keys) -> Self {
+    /// The state before loading; called within the runtime.
+    ///
+    /// # Errors
+    /// A key file that cannot be read, an endpoint that is no URL.
+    pub fn new(config: Config, checkpoint: PathBuf) -> Result<Self, StartError> {
         // Preflight has read these files already; without them estimates are less good, and that is all.
         let spec = flux2::spec::of_checkpoint(&checkpoint).unwrap_or(&flux2::spec::KLEIN);
         let text_encoder = config.text_encoder().unwrap_or_else(|| checkpoint.join("text_encoder"));
-        Self {
+        Ok(Self {
             life: Lifecycle::default(),
             queue: Arc::new(Queue::new((&config).into())),
             metrics: Metrics::new(),
-            keys,
+            telemetry: config.otlp_endpoint.as_deref().map(Telemetry::new).transpose()?,
+            keys: Keys::load(&config)?,
             body_budget: Arc::new(Semaphore::new(config.body_memory << 10)),
             codec_slots: Arc::new(Semaphore::new(CODEC_THREADS)),
             spec,
@@ -88,7 +96,7 @@ impl App {
             checkpoint,
             model: OnceLock::new(),
             config,
-        }
+        })
     }
 
     /// The model is loaded.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use axum::http::{HeaderMap, StatusCode};
 use flux2::{Request, RequestError, request::SEED_END};
+use opentelemetry::trace::SpanContext;
 use sha2::{Digest, Sha256};
 
 use crate::{
@@ -32,6 +33,8 @@ pub struct Caller {
     pub request_id: String,
     /// API key or peer address.
     pub client: Client,
+    /// Span of the request; not valid where spans are not exported.
+    pub trace: SpanContext,
 }
 
 /// What is asked.
@@ -174,8 +177,7 @@ pub async fn submit(
             previews: preview_steps(ask.previews, request.steps),
             sized: ask.width.is_some() || ask.height.is_some(),
         };
-        let (id, client) = (caller.request_id.clone(), caller.client.clone());
-        Job::new(id, client, params, request.references.clone(), work, ask.detached, key.is_some())
+        Job::new(caller, params, request.references.clone(), work, ask.detached, key.is_some())
     });
     app.queue.submit(jobs.collect(), key.as_ref())
 }

@@ -5,6 +5,7 @@
 
 use std::{net::IpAddr, path::PathBuf, time::Duration};
 
+use axum::response::sse::KeepAlive;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 
@@ -184,6 +185,15 @@ pub struct Config {
         help_heading = "Access"
     )]
     pub header_limit: f64,
+    /// Seconds of silence after which an event stream says that it is alive
+    #[arg(
+        long,
+        env = "FLUX2_KEEP_ALIVE",
+        value_name = "SECONDS",
+        default_value_t = 15.0,
+        help_heading = "Access"
+    )]
+    pub keep_alive: f64,
     /// Seconds within which a client must have sent its body
     #[arg(
         long,
@@ -209,6 +219,9 @@ pub struct Config {
     /// Which log lines: error, warn, info, debug, trace, or a filter as "server=debug,info"
     #[arg(long, env = "FLUX2_LOG", value_name = "FILTER", default_value = "info", help_heading = "Logs")]
     pub log: String,
+    /// Export spans of requests and pictures by OTLP over HTTP to this collector, as http://localhost:4318; none by default
+    #[arg(long, env = "FLUX2_OTLP_ENDPOINT", value_name = "URL", help_heading = "Logs")]
+    pub otlp_endpoint: Option<String>,
     /// Write prompts into the log
     #[arg(long, env = "FLUX2_LOG_PROMPTS", help_heading = "Logs")]
     pub log_prompts: bool,
@@ -236,6 +249,7 @@ impl Config {
             ("job-ttl", self.job_ttl, 31_536_000.0),
             ("header-limit", self.header_limit, 3600.0),
             ("body-limit", self.body_limit, 3600.0),
+            ("keep-alive", self.keep_alive, 3600.0),
         ] {
             if !(value > 0.0 && value <= max) {
                 return refuse(flag, format!("got {value} seconds, wanted more than 0 and at most {max}"));
@@ -259,6 +273,12 @@ impl Config {
             let least = self.body_bytes(3).div_ceil(1 << 20);
             return refuse("body-memory", format!("got {} MiB, wanted at least {least}", self.body_memory));
         }
+        if let Some(endpoint) = &self.otlp_endpoint
+            && (!endpoint.starts_with("http://") || endpoint.contains(['@', '?', '#']))
+        {
+            let wanted = "wanted http://host:port of a collector; TLS and passwords are the collector's part";
+            return refuse("otlp-endpoint", format!("got {endpoint:?}, {wanted}"));
+        }
         for origin in &self.cors_origins {
             if origin != "*" && !(origin.starts_with("http://") || origin.starts_with("https://")) {
                 return refuse(
@@ -280,6 +300,11 @@ impl Config {
         Duration::from_secs_f64(self.execution_limit)
     }
 
+    /// Comments on an event stream that has nothing to tell, so that nothing in between takes it for dead.
+    pub fn keep_alive(&self) -> KeepAlive {
+        KeepAlive::new().interval(Duration::from_secs_f64(self.keep_alive))
+    }
+
     /// The text encoder's directory, where it is not the checkpoint's own.
     pub fn text_encoder(&self) -> Option<PathBuf> {
         self.text_encoder.clone().or_else(flux2::snapshot::text_encoder_override)
@@ -298,9 +323,10 @@ impl Config {
             "job_ttl": self.job_ttl, "job_memory": self.job_memory, "job_count": self.job_count,
             "api_key": self.api_key.as_ref().map(|_| "set"), "api_key_file": self.api_key_file,
             "cors_origins": self.cors_origins, "max_connections": self.max_connections,
-            "header_limit": self.header_limit, "body_limit": self.body_limit, "body_memory": self.body_memory,
+            "header_limit": self.header_limit, "keep_alive": self.keep_alive,
+            "body_limit": self.body_limit, "body_memory": self.body_memory,
             "log_format": if self.log_format == LogFormat::Json { "json" } else { "text" }, "log": self.log,
-            "log_prompts": self.log_prompts, "omit_prompt": self.omit_prompt,
+            "otlp_endpoint": self.otlp_endpoint, "log_prompts": self.log_prompts, "omit_prompt": self.omit_prompt,
         })
     }
 }

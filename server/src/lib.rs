@@ -28,4 +28,5 @@ pub mod queue;
 pub mod routes;
 pub mod serve;
 pub mod strangers;
+pub mod telemetry;
 pub mod worker;

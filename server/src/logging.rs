@@ -31,15 +31,17 @@ pub fn install(config: &Config) -> Result<(), StartError> {
     installed.map_err(|error| StartError::new(Exit::Failure, format!("the log cannot be set up: {error}")))
 }
 
+/// Stage times of a picture that is made, as JSON.
+pub fn timing(job: &Job) -> Option<String> {
+    let picture = job.outcome()?.ok()?;
+    serde_json::to_string(&picture.timing_ms).ok()
+}
+
 /// One line for a job that has ended.
 pub fn job_ended(app: &App, job: &Arc<Job>) {
     let snapshot = job.snapshot();
     let params = &job.params;
-    let (error, timing) = match &snapshot.outcome {
-        Some(Ok(picture)) => (None, serde_json::to_string(&picture.timing_ms).unwrap_or_default()),
-        Some(Err(error)) => (Some(error.message.as_str()), String::new()),
-        None => (None, String::new()),
-    };
+    let error = snapshot.outcome.as_ref().and_then(|outcome| outcome.as_ref().err());
     tracing::info!(
         request_id = job.request_id,
         job = job.id,
@@ -48,8 +50,8 @@ pub fn job_ended(app: &App, job: &Arc<Job>) {
         seed = params.seed,
         steps = params.num_steps,
         references = params.reference_count,
-        timing_ms = timing,
-        error,
+        timing_ms = timing(job),
+        error = error.map(|error| error.message.as_str()),
         prompt = app.config.log_prompts.then_some(params.prompt.as_str()),
         "job"
     );

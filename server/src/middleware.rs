@@ -9,13 +9,17 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use opentelemetry::trace::{Span as _, SpanContext};
+use opentelemetry_sdk::trace::Span;
 
 use crate::{
     app::App,
     ask::Caller,
     errors::{ApiError, ErrorCode},
+    logging,
     metrics::{CodeLabel, RequestLabels, RouteLabel},
     queue::job::Job,
+    telemetry,
 };
 
 /// Header with the request's id.
@@ -41,7 +45,8 @@ struct Access {
     method: Method,
     route: String,
     caller: Caller,
-    trace: Option<String>,
+    trace: SpanContext,
+    span: Option<Span>,
     status: u16,
     code: Option<&'static str>,
     job: Option<Arc<Job>>,
@@ -49,6 +54,9 @@ struct Access {
 
 impl Drop for Access {
     fn drop(&mut self) {
+        if let Some(span) = &mut self.span {
+            telemetry::answered(span, self.status, &self.caller.request_id, self.code);
+        }
         let metrics = &self.app.metrics;
         let labels = RequestLabels {
             method: self.method.as_str().to_owned(),
@@ -63,6 +71,8 @@ impl Drop for Access {
                 if matches!(self.status, 500 | 504) { &metrics.failures } else { &metrics.rejections };
             family.get_or_create(&CodeLabel { code }).inc();
         }
+        let job = self.job.as_deref();
+        let params = job.map(|job| &job.params);
         tracing::info!(
             request_id = self.caller.request_id,
             method = %self.method,
@@ -71,8 +81,12 @@ impl Drop for Access {
             code = self.code,
             ms = (seconds * 1e3).round(),
             client = %self.caller.client,
-            trace_id = self.trace,
-            job = self.job.as_ref().map(|job| job.id.as_str()),
+            trace_id = self.trace.is_valid().then(|| self.trace.trace_id().to_string()),
+            job = job.map(|job| job.id.as_str()),
+            size = params.map(|params| format!("{}x{}", params.width, params.height)),
+            seed = params.map(|params| params.seed),
+            references = params.map(|params| params.reference_count),
+            timing_ms = job.and_then(logging::timing),
             "request"
         );
     }
@@ -84,14 +98,21 @@ pub async fn access(State(app): State<Arc<App>>, mut request: Request, next: Nex
     let route = request.extensions().get::<MatchedPath>().map_or("unknown", MatchedPath::as_str).to_owned();
     let key = app.keys.check(request.headers());
     let client = key.as_ref().ok().cloned().flatten().unwrap_or_else(|| peer.into());
-    let caller = Caller { request_id: request_id(request.headers()), client };
+    let method = known_method(request.method());
+    let mut trace = telemetry::remote(request.headers());
+    let span = app.telemetry.as_ref().map(|telemetry| telemetry.request(method.as_str(), &route, &trace));
+    if let Some(span) = &span {
+        trace = span.span_context().clone();
+    }
+    let caller = Caller { request_id: request_id(request.headers()), client, trace: trace.clone() };
     let mut access = Access {
         app: app.clone(),
         start: Instant::now(),
-        method: known_method(request.method()),
+        method,
         route,
         caller: caller.clone(),
-        trace: trace_id(request.headers()),
+        trace,
+        span,
         status: CLIENT_GONE,
         code: None,
         job: None,
@@ -122,19 +143,6 @@ fn request_id(headers: &HeaderMap) -> String {
     };
     let given = headers.get(REQUEST_ID).and_then(|value| value.to_str().ok()).filter(harmless);
     given.map_or_else(|| uuid::Uuid::new_v4().simple().to_string(), str::to_owned)
-}
-
-/// Trace id of a W3C `traceparent` header: `00-<32 hex>-<16 hex>-<2 hex>`, not all zero.
-fn trace_id(headers: &HeaderMap) -> Option<String> {
-    let value = headers.get("traceparent")?.to_str().ok()?;
-    let parts: Vec<&str> = value.split('-').collect();
-    let [version, trace, parent, flags] = parts[..] else { return None };
-    let hex = |text: &str, length: usize| {
-        text.len() == length
-            && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
-    };
-    let valid = hex(version, 2) && version != "ff" && hex(trace, 32) && hex(parent, 16) && hex(flags, 2);
-    (valid && trace.bytes().any(|byte| byte != b'0')).then(|| trace.to_owned())
 }
 
 /// Any token is a method to HTTP; only real ones may become a label.

@@ -21,7 +21,7 @@ use crate::{config::MAX_IMAGE_BASE64, errors::ErrorBody, routes};
         title = "flux2-server",
         description = "FLUX.2 [klein] images over HTTP: text to image, editing, and one to three reference images.\n\n\
             Every error has one body; every answer carries X-Request-Id. Where API keys are set, send \
-            `Authorization: Bearer KEY`. Requests of different clients take turns; a full queue answers 429 with \
+            `Authorization: Bearer KEY`. Clients (by API key, else by address) take turns; a full queue answers 429 with \
             Retry-After.",
         license(name = "Apache-2.0")
     ),

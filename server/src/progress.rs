@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a run shows on standard error: a bar on a terminal, lines otherwise, nothing with `--json`.
 
-use std::{io::IsTerminal, path::Path, time::Duration, time::Instant};
+use std::{io::IsTerminal, path::Path, time::Instant};
 
 use flux2::{
     Progress,
@@ -31,21 +31,28 @@ impl Display {
     /// Shows that a checkpoint is being read.
     pub fn loading(self, checkpoint: &Path) -> Loading {
         let bar = match self {
-            Self::Bar => ProgressBar::new_spinner().with_message(format!("reading {}", checkpoint.display())),
+            Self::Bar => ProgressBar::no_length().with_message(format!("reading {}", checkpoint.display())),
             _ => ProgressBar::hidden(),
         };
-        bar.enable_steady_tick(Duration::from_millis(120));
+        let style = "{msg} [{bar:32}] {bytes} of {total_bytes}";
+        bar.set_style(ProgressStyle::with_template(style).expect("a valid template").progress_chars("=> "));
         Loading { display: self, bar }
     }
 }
 
-/// A checkpoint being read. Its total is not known, so it has no bar.
+/// A checkpoint being read.
 pub struct Loading {
     display: Display,
     bar: ProgressBar,
 }
 
 impl Loading {
+    /// So many bytes of all are on the device.
+    pub fn read(&self, done: u64, total: u64) {
+        self.bar.set_length(total);
+        self.bar.set_position(done);
+    }
+
     /// The checkpoint is read.
     pub fn finish(self, model: &str, seconds: f64) {
         self.bar.finish_and_clear();

@@ -19,7 +19,6 @@ use tokio::{
 
 use crate::{
     app::App,
-    auth::Keys,
     config::Config,
     encoder,
     exit::{Exit, StartError},
@@ -27,6 +26,7 @@ use crate::{
     listener,
     queue::job::{State, StopReason},
     routes,
+    telemetry::Telemetry,
     worker::{self, Opener},
 };
 
@@ -67,7 +67,7 @@ pub fn start(
     ready: impl FnOnce(SocketAddr) + Send + 'static,
 ) -> Result<Server, StartError> {
     let failure = |error: std::io::Error| StartError::new(Exit::Failure, error.to_string());
-    let app = Arc::new(App::new(config.clone(), checkpoint.clone(), Keys::load(config)?));
+    let app = Arc::new(App::new(config.clone(), checkpoint.clone())?);
     let address = listener.local_addr().map_err(failure)?;
     let listener = TcpListener::from_std(listener).map_err(failure)?;
     let (stop, stopping) = watch::channel(false);
@@ -127,6 +127,10 @@ impl Server {
             timeout(if result.is_ok() { ENCODE_GRACE } else { Duration::from_secs(1) }, self.encoder).await;
         let _ = self.stop.send(true);
         let _ = self.listener.await;
+        if self.app.telemetry.is_some() {
+            let app = self.app.clone();
+            let _ = tokio::task::spawn_blocking(move || app.telemetry.as_ref().map(Telemetry::end)).await;
+        }
         result
     }
 

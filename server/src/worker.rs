@@ -14,7 +14,7 @@ use std::{
 use axum::http::StatusCode;
 use flux2::{
     OpenOptions, Pipeline, Progress, Request, RgbImage,
-    pipeline::{Event, Stage, Timing},
+    pipeline::{Event, OnLoad, Stage, Timing},
 };
 use tokio::sync::mpsc;
 
@@ -27,10 +27,11 @@ use crate::{
         self,
         job::{Job, State, StopReason, TimingMs},
     },
+    telemetry::PictureSpans,
 };
 
 /// Opens the pipeline: [`flux2::open`], or a test's own.
-pub type Opener = Box<dyn FnOnce(&OpenOptions) -> flux2::Result<Box<dyn Pipeline>> + Send>;
+pub type Opener = Box<dyn FnOnce(&OpenOptions, OnLoad<'_>) -> flux2::Result<Box<dyn Pipeline>> + Send>;
 
 /// What the worker hands on to be encoded, in order.
 pub enum Raster {
@@ -65,7 +66,11 @@ pub fn run(
     ready: impl FnOnce(),
 ) -> Result<(), StartError> {
     app.life.go(Phase::Loading { step: "load", progress: None });
-    let opened = catch_unwind(AssertUnwindSafe(|| opener(options)))
+    let mut loading = |done: u64, total: u64| {
+        let progress = Some(done as f64 / total.max(1) as f64);
+        app.life.go(Phase::Loading { step: "load", progress });
+    };
+    let opened = catch_unwind(AssertUnwindSafe(|| opener(options, &mut loading)))
         .unwrap_or_else(|panic| Err(lost_in("load", &panic)));
     let mut pipeline = opened.inspect_err(|_| count_load(app, "failure"))?;
     let info = pipeline.info().clone();
@@ -164,12 +169,18 @@ struct Run<'a> {
     job: &'a Arc<Job>,
     deadline: Instant,
     rasters: &'a mpsc::UnboundedSender<Raster>,
+    spans: Option<PictureSpans>,
 }
 
 impl Progress for Run<'_> {
     fn event(&mut self, event: Event<'_>) {
         match event {
-            Event::Stage { stage } => self.job.set_stage(stage),
+            Event::Stage { stage } => {
+                self.job.set_stage(stage);
+                if let Some(spans) = &mut self.spans {
+                    spans.stage(stage);
+                }
+            }
             Event::Work { done, total } => self.job.set_work(done, total),
             Event::Step { step, steps, seconds } => {
                 self.app.metrics.denoise_step.observe(seconds);
@@ -214,12 +225,16 @@ fn run_job(
         references: job.take_references(),
     };
     let start = Instant::now();
-    let mut run = Run { app, job, deadline: start + app.config.execution_limit(), rasters };
+    let spans = app.telemetry.as_ref().map(|telemetry| telemetry.picture(job));
+    let mut run = Run { app, job, deadline: start + app.config.execution_limit(), rasters, spans };
     let result = catch_unwind(AssertUnwindSafe(|| pipeline.generate(&request, &mut run)));
     let seconds = start.elapsed();
+    let spans = run.spans.take();
+    let end_spans = |error: Option<&str>| spans.map(|spans| spans.end(error));
     app.queue.off_device(job, matches!(result, Ok(Ok(_))).then_some(seconds.as_secs_f64()));
     let (suspect, error) = match result {
         Ok(Ok((image, timing))) => {
+            end_spans(None);
             app.metrics.reference_cache_hits.inc_by(timing.cached_references as u64);
             if let Some(seconds) = timing.values.get(Stage::VaeDecode.timing_key()) {
                 app.metrics.vae_decode.observe(*seconds);
@@ -236,6 +251,7 @@ fn run_job(
             (true, ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "panic", message))
         }
     };
+    end_spans(Some(&error.message));
     let state = match job.stopped() {
         Some(StopReason::Cancelled | StopReason::ClientGone) => State::Cancelled,
         _ => State::Error,

@@ -2,6 +2,7 @@
 //! Opens a checkpoint: which files, which model, and that every tensor is there and used.
 
 use std::{
+    cell::{Cell, RefCell},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -21,6 +22,7 @@ use crate::{
     prompt::PromptTokenizer,
     request::Limits,
     spec::{self, ModelSpec},
+    weight::Weight,
 };
 
 /// Everything of a checkpoint but the device.
@@ -57,14 +59,52 @@ impl Checkpoint {
     }
 
     /// Loads the model onto a device and checks that no tensor is left over.
-    pub fn load<D: Device>(&self, device: &D) -> Result<Model<D>> {
+    pub fn load<D: Device>(&self, device: &D, progress: OnLoad<'_>) -> Result<Model<D>> {
         let [text_encoder, transformer, vae] = &self.components;
-        let weights: [&dyn Weights; 3] = [text_encoder, transformer, vae];
+        let needed = text_encoder.bytes(|name| self.spec.text_encoder.needs(name));
+        let counter = Counter {
+            done: Cell::new(0),
+            total: needed + transformer.bytes(|_| true) + vae.bytes(|_| true),
+            progress: RefCell::new(progress),
+        };
+        let counted =
+            [text_encoder, transformer, vae].map(|component| Counted { component, counter: &counter });
+        let weights = counted.each_ref().map(|counted| counted as &dyn Weights);
         let model = Model::load(device, weights, &self.configs, self.spec)?;
         for component in &self.components {
             component.finish()?;
         }
+        (counter.progress.borrow_mut())(counter.total, counter.total);
         Ok(model)
+    }
+}
+
+/// Told while weights are loaded: bytes of them that are on the device, and of all.
+pub type OnLoad<'a> = &'a mut dyn FnMut(u64, u64);
+
+struct Counter<'a> {
+    done: Cell<u64>,
+    total: u64,
+    progress: RefCell<OnLoad<'a>>,
+}
+
+/// A component whose weights are counted as they are asked for: each is on the device before the next one is.
+struct Counted<'a> {
+    component: &'a Component,
+    counter: &'a Counter<'a>,
+}
+
+impl Weights for Counted<'_> {
+    fn weight(&self, name: &str, shape: &[usize]) -> Result<Weight> {
+        let Counter { done, total, progress } = self.counter;
+        (progress.borrow_mut())(done.get(), *total);
+        let weight = self.component.weight(name, shape)?;
+        done.set(done.get() + weight.stored_bytes() as u64);
+        Ok(weight)
+    }
+
+    fn ignore(&self, unneeded: &dyn Fn(&str) -> bool) {
+        self.component.ignore(unneeded);
     }
 }
 
@@ -118,21 +158,31 @@ pub fn load<D: Device>(
     device: D,
     limits: Option<Limits>,
 ) -> Result<Flux2<D>> {
-    Flux2::new(Checkpoint::open(checkpoint, text_encoder)?, device, limits)
+    load_following(checkpoint, text_encoder, device, limits, &mut |_, _| ())
 }
 
-/// Loads a checkpoint onto a device.
+fn load_following<D: Device>(
+    checkpoint: &Path,
+    text_encoder: Option<&Path>,
+    device: D,
+    limits: Option<Limits>,
+    progress: OnLoad<'_>,
+) -> Result<Flux2<D>> {
+    Flux2::new(Checkpoint::open(checkpoint, text_encoder)?, device, limits, progress)
+}
+
+/// Loads a checkpoint onto a device; `progress` is told how far it is.
 ///
 /// # Errors
 /// [`Error::Checkpoint`] for anything missing, extra, mis-shaped or damaged; [`Error::Device`] if the device cannot be
 /// opened.
-pub fn open(options: &OpenOptions) -> Result<Box<dyn Pipeline>> {
+pub fn open(options: &OpenOptions, progress: OnLoad<'_>) -> Result<Box<dyn Pipeline>> {
     let (checkpoint, text_encoder) = (options.checkpoint.as_path(), options.text_encoder.as_deref());
     let limits = options.limits.clone();
     match options.device {
         DeviceChoice::Cpu { threads } => {
             let device = CpuDevice::new(CpuOptions { precision: options.precision, threads })?;
-            Ok(Box::new(load(checkpoint, text_encoder, device, limits)?))
+            Ok(Box::new(load_following(checkpoint, text_encoder, device, limits, progress)?))
         }
     }
 }

@@ -10,7 +10,7 @@ pub(crate) mod run;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
-pub use load::{check, load, open};
+pub use load::{OnLoad, check, load, open};
 pub use run::Flux2;
 pub(crate) use run::TOKEN_PIXELS;
 

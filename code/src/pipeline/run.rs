@@ -7,7 +7,7 @@ use image::RgbImage;
 
 use super::{
     Event, Latents, ModelInfo, Pipeline, Progress, PromptEmbeds, References, Stage, Timing,
-    load::Checkpoint,
+    load::{Checkpoint, OnLoad},
     reference_cache::{Key, ReferenceCache},
 };
 use crate::{
@@ -110,8 +110,13 @@ impl<'a> Bridge<'a> {
 
 impl<D: Device> Flux2<D> {
     /// Loads an opened checkpoint onto a device.
-    pub(super) fn new(checkpoint: Checkpoint, device: D, limits: Option<Limits>) -> Result<Self> {
-        let model = checkpoint.load(&device)?;
+    pub(super) fn new(
+        checkpoint: Checkpoint,
+        device: D,
+        limits: Option<Limits>,
+        progress: OnLoad<'_>,
+    ) -> Result<Self> {
+        let model = checkpoint.load(&device, progress)?;
         let Checkpoint { path, spec, configs, tokenizer, components } = checkpoint;
         let published = configs.transformer.width() == Configs::klein_4b().transformer.width();
         let directory = path.canonicalize().unwrap_or(path);

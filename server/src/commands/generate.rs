@@ -124,7 +124,8 @@ impl Generate {
         let display = if self.json { Display::Quiet } else { Display::of_terminal() };
         let loading = display.loading(&options.checkpoint);
         let start = Instant::now();
-        let mut pipeline = flux2::open(&options).map_err(Failure::checkpoint)?;
+        let mut pipeline = flux2::open(&options, &mut |done, total| loading.read(done, total))
+            .map_err(Failure::checkpoint)?;
         let load_s = start.elapsed().as_secs_f64();
         loading.finish(&pipeline.info().model, load_s);
         if !self.json {

@@ -11,12 +11,13 @@ use std::{
 
 use bytes::Bytes;
 use flux2::{RgbImage, pipeline::Stage};
+use opentelemetry::trace::SpanContext;
 use serde::Serialize;
 use tokio::sync::watch;
 use utoipa::ToSchema;
 
 use super::rates::Work;
-use crate::{errors::ApiError, picture::OutputFormat};
+use crate::{ask::Caller, errors::ApiError, picture::OutputFormat};
 
 /// Who asks, for taking turns: the name of an API key, or the peer's address.
 pub type Client = Arc<str>;
@@ -145,6 +146,8 @@ pub struct Job {
     pub request_id: String,
     /// Who asked.
     pub client: Client,
+    /// Span of that request.
+    pub trace: SpanContext,
     /// What was asked.
     pub params: Params,
     /// What its time depends on.
@@ -192,8 +195,7 @@ pub struct Snapshot {
 impl Job {
     /// A new job that waits.
     pub fn new(
-        request_id: String,
-        client: Client,
+        caller: &Caller,
         params: Params,
         references: Vec<RgbImage>,
         work: Work,
@@ -202,8 +204,9 @@ impl Job {
     ) -> Self {
         Self {
             id: uuid::Uuid::new_v4().simple().to_string(),
-            request_id,
-            client,
+            request_id: caller.request_id.clone(),
+            client: caller.client.clone(),
+            trace: caller.trace.clone(),
             work,
             params,
             created: SystemTime::now(),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `GET /jobs/{id}/events`: a job's life as server-sent events, from its beginning or from `Last-Event-ID`.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{convert::Infallible, sync::Arc};
 
 use axum::{
     Extension,
@@ -9,7 +9,7 @@ use axum::{
     http::HeaderMap,
     response::{
         IntoResponse, Response,
-        sse::{Event, KeepAlive, Sse},
+        sse::{Event, Sse},
     },
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -29,9 +29,6 @@ use crate::{
     routes::jobs::{find, view},
 };
 
-/// Silence after which a comment keeps the connection alive.
-pub const KEEP_ALIVE: Duration = Duration::from_secs(15);
-
 /// Follows a job: `queued` with its position, `started`, `step`, `preview`, then `done`, `error` or `cancelled`.
 #[utoipa::path(
     get, path = "/jobs/{id}/events", tag = "jobs",
@@ -50,8 +47,8 @@ pub async fn events(
     let job = find(&app, &caller, &id)?;
     let seen = headers.get("last-event-id").and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     let next = seen.map_or(0, |seen| seen.saturating_add(1));
-    let stream = follow(app, job, next);
-    Ok(Sse::new(stream).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response())
+    let keep_alive = app.config.keep_alive();
+    Ok(Sse::new(follow(app, job, next)).keep_alive(keep_alive).into_response())
 }
 
 /// Something to tell about a job.

@@ -5,14 +5,14 @@ use std::{convert::Infallible, sync::Arc};
 
 use axum::response::{
     IntoResponse, Response,
-    sse::{Event, KeepAlive, Sse},
+    sse::{Event, Sse},
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
 use futures_util::StreamExt;
 use serde_json::{Value, json};
 
 use super::{
-    job_events::{KEEP_ALIVE, News, news},
+    job_events::{News, news},
     openai::{Usage, created},
 };
 use crate::{
@@ -45,6 +45,7 @@ impl Kind {
 
 /// Streams a job's pictures. `waiter` lives as long as the stream: a client that goes away takes the run with him.
 pub fn respond(app: Arc<App>, job: Arc<Job>, waiter: Option<Waiter>, kind: Kind) -> Response {
+    let keep_alive = app.config.keep_alive();
     let mut partials = 0;
     let events = news(app, job.clone(), 0).filter_map(move |news| {
         let _held = &waiter;
@@ -74,7 +75,7 @@ pub fn respond(app: Arc<App>, job: Arc<Job>, waiter: Option<Waiter>, kind: Kind)
             .map(|(name, data)| Ok::<_, Infallible>(Event::default().event(name).data(data.to_string())));
         std::future::ready(event)
     });
-    Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
+    Sse::new(events).keep_alive(keep_alive).into_response()
 }
 
 fn common(job: &Job, kind: &str, file: &[u8]) -> Value {

@@ -91,6 +91,23 @@ async fn case_48_and_49_the_size_never_comes_from_an_upload() {
     server.end().await.unwrap();
 }
 
+/// The noise comes from the host's generator: how the device is split up changes nothing.
+#[tokio::test]
+async fn case_52_a_seed_is_the_same_picture_on_every_server() {
+    let request = with(small("a seed"), &json!({"seed": 1234}));
+    for dtype in ["f32", "bf16"] {
+        let mut pictures = Vec::new();
+        for threads in ["1", "2", "3"] {
+            let server = TestServer::real(&["--threads", threads, "--dtype", dtype]).await;
+            let (status, body) = server.post_json("/predict", &request).await;
+            assert_eq!(status, 200, "{body}");
+            pictures.push(body["image"].clone());
+            server.end().await.unwrap();
+        }
+        assert!(pictures.iter().all(|picture| *picture == pictures[0]), "{dtype}");
+    }
+}
+
 #[tokio::test]
 async fn case_55_tokens_and_truncation_are_told() {
     let tokenizer = flux2::prompt::PromptTokenizer::load(

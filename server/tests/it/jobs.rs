@@ -154,6 +154,32 @@ pub async fn wait_until(done: impl Fn() -> bool) {
     }
 }
 
+/// Clients and proxies give up on a silent connection at about a minute: streams speak while nothing happens, and how long
+/// it will take can be known before.
+#[tokio::test]
+async fn case_78_streams_are_kept_alive_and_the_time_is_told() {
+    let gate = Gate::closed();
+    let server = TestServer::scripted(gate.clone(), Duration::ZERO, &["--keep-alive", "0.05"]).await;
+    let (_, info) = server.get_json("/info").await;
+    assert!(info["estimated_run_s"].is_number() && info["estimated_wait_s"].is_number(), "{info}");
+    let job = server.generate(&small("a long one")).await;
+    let stream = json!({"prompt": "behind it", "size": "32x32", "stream": true});
+    for request in
+        [server.get(&format!("/jobs/{job}/events")), server.post("/v1/images/generations").json(&stream)]
+    {
+        let mut response = request.send().await.unwrap();
+        let mut text = String::new();
+        while text.matches("\n:\n\n").count() < 3 && !text.starts_with(":\n\n:\n\n:\n\n") {
+            text += std::str::from_utf8(&response.chunk().await.unwrap().unwrap()).unwrap();
+        }
+        assert!(!text.contains("event: step") && !text.contains("completed"), "still waiting: {text}");
+    }
+    let stream = server.post("/v1/images/generations").json(&stream).send().await.unwrap();
+    gate.open();
+    assert!(stream.text().await.unwrap().contains("image_generation.completed"));
+    server.end().await.unwrap();
+}
+
 #[tokio::test]
 async fn case_74_cancel_works_in_every_state() {
     let gate = Gate::closed();

@@ -7,9 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use flux2::Pipeline;
+use flux2::{Pipeline, pipeline::OnLoad};
 use serde_json::json;
-use server::exit::Exit;
+use server::{exit::Exit, lifecycle::Phase};
 
 use crate::{
     jobs::wait_until,
@@ -20,19 +20,20 @@ use crate::{
 #[tokio::test]
 async fn health_is_red_while_loading_and_work_is_503() {
     let (go, wait) = std::sync::mpsc::channel::<()>();
-    let opener = move |_: &flux2::OpenOptions| {
+    let opener = move |_: &flux2::OpenOptions, progress: OnLoad<'_>| {
+        progress(3, 4);
         wait.recv().unwrap();
         Ok(Box::new(Scripted::new(Gate::opened(), Duration::ZERO)) as Box<dyn Pipeline>)
     };
     let server = TestServer::begin(&[], Box::new(opener));
-    wait_until(|| server.app.life.phase().name() == "loading").await;
+    wait_until(|| matches!(server.app.life.phase(), Phase::Loading { progress: Some(_), .. })).await;
     let response = server.get("/health").send().await.unwrap();
     assert!(response.headers().contains_key("retry-after"));
     let (status, health) = answer(response).await;
     assert_eq!(status, 503);
     assert_eq!(
-        (&health["status"], &health["phase"], &health["ready"]),
-        (&json!("loading"), &json!("load"), &json!(false))
+        (&health["status"], &health["phase"], &health["progress"], &health["ready"]),
+        (&json!("loading"), &json!("load"), &json!(0.75), &json!(false))
     );
     let (status, alive) = server.get_json("/tt-liveness").await;
     assert_eq!((status.as_u16(), &alive["model_ready"]), (200, &json!(false)));
@@ -45,12 +46,30 @@ async fn health_is_red_while_loading_and_work_is_503() {
     server.end().await.unwrap();
 }
 
+/// Every byte of the weights is counted once, up to all of them.
+#[tokio::test]
+async fn loading_tells_how_far_it_is() {
+    let (tell, told) = std::sync::mpsc::channel();
+    let opener = move |options: &flux2::OpenOptions, _: OnLoad<'_>| {
+        flux2::open(options, &mut |done, total| tell.send((done, total)).unwrap())
+    };
+    let server = TestServer::begin(&[], Box::new(opener));
+    server.warm().await;
+    let told: Vec<(u64, u64)> = told.iter().collect();
+    let (_, total) = told[0];
+    assert_eq!((told[0].0, told[told.len() - 1]), (0, (total, total)));
+    assert!(told.iter().all(|(_, all)| *all == total) && told.is_sorted(), "{told:?}");
+    assert!(told.len() > 100, "each tensor is a step: {}", told.len());
+    server.end().await.unwrap();
+}
+
 #[tokio::test]
 async fn a_load_that_fails_ends_the_process_with_its_own_code() {
-    let opener = |_: &flux2::OpenOptions| Err(flux2::Error::checkpoint("/nowhere", "is not there"));
+    let opener =
+        |_: &flux2::OpenOptions, _: OnLoad<'_>| Err(flux2::Error::checkpoint("/nowhere", "is not there"));
     let error = TestServer::begin(&[], Box::new(opener)).ended().await.unwrap_err();
     assert_eq!(error.exit, Exit::Checkpoint);
-    let panics = |_: &flux2::OpenOptions| panic!("scripted");
+    let panics = |_: &flux2::OpenOptions, _: OnLoad<'_>| panic!("scripted");
     let error = TestServer::begin(&[], Box::new(panics)).ended().await.unwrap_err();
     assert_eq!(error.exit, Exit::Device);
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Mixed load and abuse over many connections against a real process: no wrong answer, none lost, no 5xx, no leak.
 //!
-//! `FLUX2_LOAD_REQUESTS=10000 cargo test -p server --test it load -- --nocapture` is the full run; `tests/load/run.sh`.
+//! `tests/load/run.sh` is the full run, against the release build: `FLUX2_LOAD_REQUESTS` says how many requests,
+//! `FLUX2_LOAD_BINARY` which server.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -44,7 +45,8 @@ impl Drop for Process {
 impl Process {
     async fn start() -> Self {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let child = Command::new(BINARY)
+        let binary = std::env::var("FLUX2_LOAD_BINARY").unwrap_or_else(|_| BINARY.into());
+        let child = Command::new(binary)
             .args([
                 "serve",
                 "--checkpoint",

@@ -16,3 +16,4 @@ mod queue;
 mod scripted;
 mod strangers;
 mod support;
+mod telemetry;

@@ -104,9 +104,13 @@ async fn logs_hold_one_line_a_request_and_prompts_only_when_asked_for() {
             ("status", json!(200)),
             ("trace_id", json!(trace)),
             ("request_id", json!("r-1")),
+            ("size", json!("16x32")),
+            ("seed", json!(42)),
+            ("references", json!(0)),
         ] {
             assert_eq!(request[field], value, "{log}");
         }
+        assert!(request["timing_ms"].as_str().unwrap().contains("dit_s"), "{log}");
         let [job] = named("job")[..] else { panic!("{log}") };
         assert_eq!(
             (&job["size"], &job["seed"], &job["request_id"]),

@@ -50,6 +50,25 @@ fn mangle(
     valid
 }
 
+/// What the fuzz targets start from, and what they have found.
+#[test]
+fn seeds_of_the_fuzz_targets_are_read() {
+    let targets: [(&str, fn(&[u8])); 3] =
+        [("json", strangers::json), ("form", strangers::form), ("base64", strangers::base64)];
+    for (target, parse) in targets {
+        let directory = format!("{}/fuzz/seeds/{target}", env!("CARGO_MANIFEST_DIR"));
+        let seeds: Vec<_> =
+            std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert!(!seeds.is_empty());
+        for seed in seeds {
+            parse(&std::fs::read(seed).unwrap());
+        }
+    }
+    for file in files() {
+        strangers::image(&file);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 

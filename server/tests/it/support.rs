@@ -31,6 +31,7 @@ pub const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../code/tests/fixtu
 pub const BINARY: &str = env!("CARGO_BIN_EXE_flux2-server");
 
 #[derive(Parser)]
+#[command(args_override_self = true)]
 struct Flags {
     #[command(flatten)]
     config: Config,
@@ -66,7 +67,7 @@ impl TestServer {
     pub async fn scripted(gate: Arc<Gate>, step: Duration, flags: &[&str]) -> Self {
         let server = Self::begin(
             flags,
-            Box::new(move |_| Ok(Box::new(Scripted::new(gate, step)) as Box<dyn Pipeline>)),
+            Box::new(move |_, _| Ok(Box::new(Scripted::new(gate, step)) as Box<dyn Pipeline>)),
         );
         server.warm().await;
         server
