@@ -128,7 +128,7 @@ impl Bench {
             limits: Some(limits),
         };
         let start = Instant::now();
-        let mut pipeline = flux2::open(&options).map_err(Failure::checkpoint)?;
+        let mut pipeline = flux2::open(&options, &mut |_, _| ()).map_err(Failure::checkpoint)?;
         let load_s = start.elapsed().as_secs_f64();
         let info = pipeline.info();
         let mut answer = Answer {
