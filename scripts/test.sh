@@ -83,7 +83,7 @@ fi
 
 # What takes longer than a change should wait for; short forms of both ran with the tests (load.rs, strangers.rs).
 skip "10,000 requests of load and abuse" tests/load/run.sh
-skip "5,000 cases of schemathesis" "tests/clients/run.sh 300"
+skip "5,000 cases of schemathesis" "tests/clients/run.sh 400"
 skip "ten minutes of each fuzz target" server/fuzz/run.sh
 
 [ ${#skipped[@]} = 0 ] || printf '\nnot run here: %s\n' "${skipped[@]}"
