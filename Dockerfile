@@ -15,21 +15,23 @@ WORKDIR /src
 # stays in this stage.
 COPY Cargo.toml Cargo.lock build-ca.cr[t] ./
 COPY code/Cargo.toml code/
+COPY hub/Cargo.toml hub/
 COPY server/Cargo.toml server/
 COPY packager/Cargo.toml packager/
 ARG PROFILE=dist
 # The dependencies alone, over empty sources: this layer is kept until a manifest changes.
 RUN set -e; \
-    for crate in code server packager; do mkdir -p $crate/src; echo 'fn main() {}' > $crate/src/main.rs; : > $crate/src/lib.rs; done; \
+    for crate in code hub server packager; do mkdir -p $crate/src; echo 'fn main() {}' > $crate/src/main.rs; : > $crate/src/lib.rs; done; \
     mkdir code/benches; echo 'fn main() {}' > code/benches/kernels.rs; \
     if [ -f build-ca.crt ]; then export CARGO_HTTP_CAINFO=/src/build-ca.crt; fi; \
     cargo build --locked --profile $PROFILE -p server; \
-    rm -rf code/src code/benches server/src
+    rm -rf code/src code/benches hub/src server/src
 COPY code code
+COPY hub hub
 COPY server server
 # Sources have the fixed time of the context; cargo must still see them as newer than the empty ones.
 RUN set -e; \
-    find code server -name '*.rs' -exec touch {} +; \
+    find code hub server -name '*.rs' -exec touch {} +; \
     if [ -f build-ca.crt ]; then export CARGO_HTTP_CAINFO=/src/build-ca.crt; fi; \
     cargo build --locked --profile $PROFILE -p server; \
     mkdir -p /out/usr/local/bin; \

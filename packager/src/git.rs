@@ -6,17 +6,13 @@ use std::{
     process::{Command, Stdio},
 };
 
+pub use hub::repo::is_commit;
 use tempfile::TempDir;
 
 use crate::{
     error::{At, Class, Failure, Result},
     manifest::model::{GitSource, RelativePath},
 };
-
-/// True for a full commit id.
-pub fn is_commit(text: &str) -> bool {
-    text.len() == 40 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-}
 
 fn git(dir: &Path, arguments: &[&str]) -> Result<String> {
     let mut command = Command::new("git");

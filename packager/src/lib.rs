@@ -7,6 +7,7 @@ pub mod cli;
 pub mod digest;
 pub mod error;
 pub mod evidence;
+pub mod fetch;
 pub mod files;
 pub mod git;
 pub mod image;

@@ -77,7 +77,7 @@ pub fn stage(manifest: &Manifest, lock: Option<&Lock>, dir: &Path, out: &Path) -
     let mut git_tree = |git, paths: &[RelativePath]| {
         let clone = git::checkout(git, lock.and_then(|lock| lock.commit(git)), paths)?;
         clones.push(clone);
-        Ok(clones[clones.len() - 1].path().to_path_buf())
+        Ok::<_, Failure>(clones[clones.len() - 1].path().to_path_buf())
     };
     let mut trees = Vec::new();
     if !source.code.is_empty() {

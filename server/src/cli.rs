@@ -9,7 +9,8 @@ use flux2::{DeviceChoice, device::Precision};
 use crate::{commands, failure::Failure};
 
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failure, 2 wrong usage, 3 checkpoint or image unusable, 4 device lost, \
-    5 address taken, 7 directory or file not usable, 130 interrupted.";
+    5 address taken or Hub not reached, 6 token missing or refused by the Hub, 7 directory or file not usable or disk full, \
+    8 downloaded bytes are wrong, 130 interrupted.";
 
 /// FLUX.2 pictures over HTTP and from the command line.
 #[derive(Parser)]

@@ -58,6 +58,10 @@ pub struct Config {
     /// cache]
     #[arg(long, value_name = "DIR", help_heading = "Model")]
     pub checkpoint: Option<PathBuf>,
+    /// Download the pinned weights into the Hugging Face cache if they are not complete there (about 16 GB; honours
+    /// HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE)
+    #[arg(long, env = "FLUX2_DOWNLOAD", help_heading = "Model")]
+    pub download: bool,
     /// Take the text encoder from here: a diffusers text_encoder directory or a Qwen3 checkpoint [default:
     /// $KLEIN_TEXT_ENCODER, else the checkpoint's own]
     #[arg(long, value_name = "DIR", help_heading = "Model")]
@@ -314,7 +318,7 @@ impl Config {
     pub fn effective(&self) -> Value {
         json!({
             "host": self.host, "port": self.port,
-            "checkpoint": flux2::snapshot::find(self.checkpoint.as_deref()).ok(), "text_encoder": self.text_encoder(),
+            "checkpoint": flux2::snapshot::find(self.checkpoint.as_deref()).ok(), "text_encoder": self.text_encoder(), "download": self.download,
             "dtype": flux2::device::Precision::from(self.dtype).name(), "threads": self.threads,
             "warm_up": self.warm_up, "max_side": self.max_side, "model_revision": self.model_revision, "model_license": self.model_license,
             "package_digest": self.package_digest,

@@ -15,11 +15,15 @@ pub enum Exit {
     Checkpoint = 3,
     /// The device could not be opened, died or stopped answering: restart the process.
     Device = 4,
-    /// The address cannot be listened on.
+    /// The address cannot be listened on, or the Hub does not do its part.
     Address = 5,
+    /// The Hub wants a token, or another one.
+    Auth = 6,
     /// A directory or file cannot be read or written.
     Storage = 7,
-    /// Interrupted by a second signal.
+    /// What was downloaded is not what it should be.
+    Verification = 8,
+    /// Interrupted by a second signal, or while downloading.
     Interrupted = 130,
 }
 

@@ -10,6 +10,7 @@ pub mod ask;
 pub mod auth;
 pub mod body;
 pub mod config;
+pub mod download;
 pub mod encoder;
 pub mod errors;
 pub mod exit;

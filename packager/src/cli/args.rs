@@ -53,6 +53,8 @@ pub enum Command {
         /// build/<name>, or an image layout.
         package: PathBuf,
     },
+    /// Download weights or a package from the Hub into its cache, and check every byte.
+    Fetch(FetchArgs),
     /// Run a package as a consumer would, and wait until it answers.
     Serve(ServeArgs),
     /// Stop a served package and remove its container.
@@ -160,6 +162,33 @@ pub struct BuildArgs {
     #[arg(long, default_value_t = 60, value_name = "MINUTES")]
     pub idle_minutes: u64,
 }
+
+/// Options of `fetch`.
+#[derive(Debug, Args)]
+#[command(after_help = FETCH_HELP)]
+pub struct FetchArgs {
+    /// The weights that the manifest names, at the revisions of manifest.lock (the default).
+    #[arg(long, conflicts_with = "package")]
+    pub weights: bool,
+    /// A package or any other repository of the Hub.
+    #[arg(long, value_name = "REPO[@REVISION]")]
+    pub package: Option<String>,
+    /// Only paths that match; `*` crosses directories. Replaces the manifest's patterns.
+    #[arg(long, value_name = "PATTERN")]
+    pub include: Vec<String>,
+    /// No path that matches. Replaces the manifest's patterns.
+    #[arg(long, value_name = "PATTERN")]
+    pub exclude: Vec<String>,
+    /// Hash what is there already, too.
+    #[arg(long)]
+    pub verify: bool,
+}
+
+const FETCH_HELP: &str = "\
+Files go to the Hugging Face cache, where every program of that family finds them. What is there is not downloaded \
+again; what was cut goes on where it stopped, also after a killed process. Environment: HF_TOKEN or HF_TOKEN_PATH \
+(sent to HF_ENDPOINT's host only), HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE, HF_HUB_DOWNLOAD_TIMEOUT, \
+HF_HUB_DISABLE_PROGRESS_BARS, HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE.";
 
 /// Options of `serve`.
 #[derive(Debug, Args)]

@@ -5,6 +5,7 @@
 mod args;
 mod author;
 mod consume;
+mod exchange;
 pub mod output;
 mod produce;
 
@@ -50,6 +51,7 @@ async fn run(cli: Cli, output: Output) -> Result<()> {
         Command::Build(args) => produce::build(manifest, args, output).await,
         Command::Card { package } => produce::card(&package, output),
         Command::Verify { package } => produce::verify(&package, output),
+        Command::Fetch(args) => exchange::fetch(manifest, args, output).await,
         Command::Serve(args) => consume::serve(args, output).await,
         Command::Stop { package, profile } => consume::stop(&package, profile.as_deref(), output).await,
         Command::Digest { dir } => author::digest(&dir, output),

@@ -120,13 +120,7 @@ fn git_sources(loaded: &Loaded) -> Vec<&GitSource> {
 
 /// The cache of the Hugging Face libraries.
 pub fn hub_cache() -> PathBuf {
-    let variable = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let home = || variable("HOME").unwrap_or_else(|| "/".into());
-    variable("HF_HUB_CACHE")
-        .or_else(|| variable("HUGGINGFACE_HUB_CACHE"))
-        .or_else(|| Some(variable("HF_HOME")?.join("hub")))
-        .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("huggingface/hub")))
-        .unwrap_or_else(|| home().join(".cache/huggingface/hub"))
+    hub::settings::cache(|name| env::var_os(name))
 }
 
 fn weights_pin(weights: &Weights) -> Result<WeightsPin> {

@@ -8,10 +8,14 @@ mod consumer;
 mod digest;
 mod engine;
 mod faults;
+mod fetch;
 mod manifest;
 mod ours;
 mod serve;
 mod stage;
+#[allow(dead_code, reason = "the tests of hub use the rest")]
+#[path = "../../../hub/tests/it/stand_in.rs"]
+mod stand_in;
 mod support;
 mod verify;
 mod wire;

@@ -7,6 +7,7 @@ use clap::Args;
 use server::{
     app::App,
     config::Config,
+    download,
     exit::{Exit, StartError},
     listener, logging, preflight,
     serve::{drain, start},
@@ -34,8 +35,17 @@ impl Serve {
             .map_err(|error| StartError::new(Exit::Failure, format!("no threads for the server: {error}")))?;
         let result = runtime.block_on(async {
             // First of all: PID 1 of a container does not even die of a signal that it does not handle.
-            let signals = Signals::new()?;
+            let mut signals = Signals::new()?;
             logging::install(&self.config)?;
+            if self.config.download {
+                tokio::select! {
+                    result = download::weights(&self.config) => result?,
+                    () = signals.next() => {
+                        let told = "interrupted while downloading; the next start goes on where it stopped";
+                        return Err(StartError::new(Exit::Interrupted, told));
+                    }
+                }
+            }
             let checkpoint = preflight::run(&self.config)?;
             let listener = listener::bind(&self.config)?;
             let server = start(&self.config, checkpoint, listener, Box::new(flux2::open), announce)?;

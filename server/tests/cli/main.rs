@@ -4,10 +4,14 @@
 
 mod bench;
 mod checkpoints;
+mod download;
 mod images;
 mod interrupt;
 mod outputs;
 mod pictures;
 mod plan;
+#[allow(dead_code, reason = "the tests of hub use the rest")]
+#[path = "../../../hub/tests/it/stand_in.rs"]
+mod stand_in;
 mod support;
 mod usage;
