@@ -22,7 +22,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::support::{BINARY, TINY, answer, base64, client, png};
+use crate::support::{BINARY, TINY, answer, base64, client, client_for, png};
 
 const CONNECTIONS: usize = 64;
 /// Distinct pictures: each is made once in a serial run, to compare with.
@@ -283,7 +283,7 @@ impl Load {
 async fn load_and_abuse_give_no_wrong_answer_and_leak_nothing() {
     let requests: usize = std::env::var("FLUX2_LOAD_REQUESTS").map_or(600, |count| count.parse().unwrap());
     let process = Process::start().await;
-    let client = Client::builder().no_proxy().timeout(Duration::from_mins(10)).build().unwrap();
+    let client = client_for(Duration::from_mins(10));
     let mut load = Load { client, process, wanted: HashMap::new(), tally: Tally::default() };
     let descriptors = load.process.descriptors();
     for index in 0..PICTURES {

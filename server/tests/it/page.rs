@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::{
     scripted::Gate,
-    support::{TestServer, png},
+    support::{TestServer, client, png},
 };
 
 const WAIT: Duration = Duration::from_mins(1);
@@ -102,18 +102,8 @@ impl Browser {
     async fn console_errors(&self) -> Vec<String> {
         let session = self.client.session_id().await.unwrap().unwrap();
         let path = format!("{}/session/{session}/se/log", self.url);
-        let log: Value = reqwest::Client::builder()
-            .no_proxy()
-            .build()
-            .unwrap()
-            .post(path)
-            .json(&json!({"type": "browser"}))
-            .send()
-            .await
-            .unwrap()
-            .json()
-            .await
-            .unwrap();
+        let log: Value =
+            client().post(path).json(&json!({"type": "browser"})).send().await.unwrap().json().await.unwrap();
         let entries = log["value"].as_array().unwrap();
         entries
             .iter()

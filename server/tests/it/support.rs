@@ -142,7 +142,14 @@ impl TestServer {
 }
 
 pub fn client() -> Client {
-    Client::builder().no_proxy().timeout(Duration::from_mins(2)).build().unwrap()
+    client_for(Duration::from_mins(2))
+}
+
+/// A client that gives up after `limit`.
+pub fn client_for(limit: Duration) -> Client {
+    // The workspace builds reqwest without a TLS provider of its own; the second call finds one installed.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    Client::builder().no_proxy().timeout(limit).build().unwrap()
 }
 
 pub async fn answer(response: Response) -> (StatusCode, Value) {
