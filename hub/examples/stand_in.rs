@@ -16,28 +16,15 @@ async fn main() {
         std::process::exit(2);
     };
     let hub = Arc::new(stand_in::Hub::default());
-    let mut state = 1_u64;
-    let files: Vec<(String, Vec<u8>)> = sizes
+    let files: Vec<_> = sizes
         .iter()
-        .enumerate()
-        .map(|(index, size)| {
+        .zip(0..)
+        .map(|(size, index)| {
             let length = size.parse::<usize>().expect("a number of megabytes") * 1_000_000;
-            let mut bytes = Vec::with_capacity(length + 8);
-            while bytes.len() < length {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                bytes.extend_from_slice(&state.to_le_bytes());
-            }
-            bytes.truncate(length);
-            (format!("model-{index}.safetensors"), bytes)
+            (format!("model-{index}.safetensors"), stand_in::noise(index, length))
         })
         .collect();
-    let files: Vec<_> = files.into_iter().map(|(path, bytes)| (path, bytes.into())).collect();
-    let files: Vec<_> = files
-        .iter()
-        .map(|(path, bytes): &(String, axum::body::Bytes)| (path.as_str(), bytes.clone()))
-        .collect();
+    let files: Vec<_> = files.iter().map(|(path, bytes)| (path.as_str(), bytes.clone())).collect();
     hub.commit(repo, &files);
     println!("http://{}", hub.start().await);
     std::future::pending::<()>().await;

@@ -255,3 +255,17 @@ pub fn file(ask: &Ask, commit: &str, bytes: &Bytes) -> Response {
     let body = if ask.method == "HEAD" { Body::empty() } else { Body::from(body) };
     builder.body(body).expect("a response")
 }
+
+/// Bytes without a pattern that a range could miss.
+pub fn noise(seed: u64, length: usize) -> Bytes {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes.into()
+}

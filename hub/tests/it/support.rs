@@ -16,24 +16,11 @@ use futures_util::{StreamExt as _, stream};
 use hub::{Error, Fetched, Progress, Settings, Want, fetch};
 use tempfile::TempDir;
 
+pub use crate::stand_in::noise;
 use crate::stand_in::{Ask, Hub, file};
 
 /// The repository of the tests.
 pub const REPO: &str = "org/weights";
-
-/// Bytes without a pattern that a range could miss.
-pub fn noise(seed: u64, length: usize) -> Bytes {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut bytes = Vec::with_capacity(length + 8);
-    while bytes.len() < length {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(length);
-    bytes.into()
-}
 
 /// A hub with one repository, a cache, and what the progress said.
 pub struct Place {

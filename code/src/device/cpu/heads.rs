@@ -258,33 +258,17 @@ fn normalise_and_rotate<S: Simd>(
 ) {
     simd.vectorize(
         #[inline(always)]
-        || normalise_and_rotate_row(simd, from, weight, epsilon, angles, to),
+        || {
+            match weight {
+                Some(weight) => super::norm::rms_row(simd, from, weight, epsilon, to),
+                None => to.copy_from_slice(from),
+            }
+            if let Some((cos, sin)) = angles {
+                for ((pair, cos), sin) in to.as_chunks_mut::<2>().0.iter_mut().zip(cos).zip(sin) {
+                    let [x, y] = *pair;
+                    *pair = [x * cos - y * sin, y * cos + x * sin];
+                }
+            }
+        },
     );
-}
-
-#[inline(always)]
-fn normalise_and_rotate_row<S: Simd>(
-    simd: S,
-    from: &[f32],
-    weight: Option<&[f32]>,
-    epsilon: f32,
-    angles: Option<(&[f32], &[f32])>,
-    to: &mut [f32],
-) {
-    match weight {
-        Some(weight) => super::norm::rms_row(simd, from, weight, epsilon, to),
-        None => simd::map(
-            simd,
-            [from],
-            to,
-            #[inline(always)]
-            |[x]| x,
-        ),
-    }
-    if let Some((cos, sin)) = angles {
-        for ((pair, cos), sin) in to.as_chunks_mut::<2>().0.iter_mut().zip(cos).zip(sin) {
-            let [x, y] = *pair;
-            *pair = [x * cos - y * sin, y * cos + x * sin];
-        }
-    }
 }
