@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{device::HeadLayout, rope::RotaryTable};
 
-/// Heads, packed for attention in the values of a [`Unit`].
+/// Heads, packed for attention in the values of the unit that multiplies them.
 pub struct CpuQkv {
     /// How the heads divide.
     pub layout: HeadLayout,
