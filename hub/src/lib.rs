@@ -3,7 +3,7 @@
 //!
 //! A fetch flows one way: [`settings`] (environment) → [`listing`] (revision, files, sizes, hashes) → [`cache`] (what is
 //! there already) → disk check → [`transfer`] (ranges into a [`partial`] file) → verification → rename → link.
-//! All of it is in [`fetch`]; the servers it meets are met in [`http`].
+//! All of it is in [`mod@fetch`]; the servers it meets are met in [`http`].
 //!
 //! Nothing here takes a lock. A download writes to a file whose name holds its process, so that a dead one's work can
 //! be taken over at once and a living one's is left alone; blobs are named by their content, so that two processes
