@@ -21,7 +21,7 @@ if [ ! -f "$checkpoint/model_index.json" ]; then
     python=$(code/tests/scripts/diffusers_python.sh)
     "$python" benches/make_full_checkpoint.py "$checkpoint" code/tests/fixtures/tiny/tokenizer
 fi
-cargo build --release --locked --package server
+cargo build --release --locked --workspace
 mkdir -p out
 
 # kib NAME PID: a line of /proc/PID/status, or nothing if the process is gone.

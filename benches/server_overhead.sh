@@ -5,7 +5,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 export CARGO_TARGET_DIR=$PWD/target
-cargo build --release --locked --package server
+cargo build --release --locked --workspace
 log=$(mktemp)
 target/release/flux2-server serve --port 20321 --checkpoint examples/klein-mini/checkpoint --log off > "$log" &
 server=$!

@@ -30,7 +30,7 @@ pub fn centre_crop(image: &RgbImage, width: u32, height: u32) -> RgbImage {
 
 /// A PNG file with UTF-8 text chunks (keyword, text).
 ///
-/// Fast compression with adaptive filters: 30 ms for a megapixel, where the usual level takes 2 s to save a quarter of the
+/// Fast compression with the Paeth filter: 30 ms for a megapixel, where the usual level takes 2 s to save a quarter of the
 /// bytes. The bytes are the same for the same version of this crate's lock file; only the pixels are promised beyond it.
 ///
 /// # Panics
@@ -42,7 +42,7 @@ pub fn encode_png(image: &RgbImage, text: &[(&str, &str)]) -> Vec<u8> {
         encoder.set_color(png::ColorType::Rgb);
         encoder.set_depth(png::BitDepth::Eight);
         encoder.set_compression(png::Compression::Fast);
-        encoder.set_filter(png::Filter::Adaptive);
+        encoder.set_filter(png::Filter::Paeth);
         for (keyword, text) in text {
             encoder.add_itxt_chunk((*keyword).to_string(), (*text).to_string())?;
         }

@@ -5,6 +5,6 @@
 set -eu
 cd "$(dirname "$0")/../.."
 export CARGO_TARGET_DIR=$PWD/target
-cargo build --release --locked --package server
+cargo build --release --locked --workspace
 FLUX2_LOAD_BINARY=$PWD/target/release/flux2-server FLUX2_LOAD_REQUESTS=${1:-10000} \
   cargo test --workspace --locked --test it load_and_abuse -- --nocapture

@@ -4,5 +4,5 @@
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 python=$(code/tests/scripts/diffusers_python.sh)
-cargo build --release --locked --package server
+cargo build --release --locked --workspace
 exec "$python" code/tests/scripts/compare_diffusers.py "$@"
