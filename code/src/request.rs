@@ -54,6 +54,8 @@ pub struct Limits {
     pub grid: usize,
     /// Largest width × height.
     pub max_pixels: usize,
+    /// Width and height of the one size that is served, where there is only one.
+    pub only_size: Option<[usize; 2]>,
     /// Most reference images.
     pub max_references: usize,
     /// Longest prompt in characters, after trimming.
@@ -71,6 +73,7 @@ impl Limits {
         max_side: 1920,
         grid: 8,
         max_pixels: 1920 * 1088,
+        only_size: None,
         max_references: 3,
         max_prompt_chars: 4000,
         steps: 4..=4,
@@ -121,8 +124,20 @@ impl Limits {
         Ok(())
     }
 
-    /// Checks a picture's size: each side's range and grid, then the area.
-    fn check_size(&self, width: usize, height: usize) -> Result<(), RequestError> {
+    /// Checks a picture's size: the one that is served if there is only one, each side's range and grid, then the area.
+    ///
+    /// # Errors
+    /// The side that is wrong, with the value got and the range.
+    pub fn check_size(&self, width: usize, height: usize) -> Result<(), RequestError> {
+        if let Some([only_width, only_height]) = self.only_size {
+            let sides = [("width", width, only_width), ("height", height, only_height)];
+            if let Some((parameter, side, only)) = sides.into_iter().find(|(_, side, only)| side != only) {
+                let message = format!(
+                    "is {side}, wanted {only}: the size {only_width} x {only_height} was fixed at start, no other is served"
+                );
+                return Err(RequestError::new(parameter, message));
+            }
+        }
         for (parameter, side) in [("width", width), ("height", height)] {
             if !(self.min_side..=self.max_side).contains(&side) || !side.is_multiple_of(self.grid) {
                 let message = format!(
@@ -238,6 +253,16 @@ mod tests {
             "height: 1920 x 1096 is 2104320 pixels, wanted at most 2088960; at this width the height is at most 1088"
         );
         assert_eq!(refusal(&Limits::KLEIN.with_small_sizes(), |r| (r.width, r.height) = (16, 24)), "");
+    }
+
+    #[test]
+    fn a_fixed_size_is_named_in_the_refusal_of_another() {
+        let limits = Limits { only_size: Some([1024, 768]), ..Limits::DEV };
+        let sized = |width, height| refusal(&limits, |r| (r.width, r.height) = (width, height));
+        assert_eq!(sized(1024, 768), "");
+        let reason = "the size 1024 x 768 was fixed at start, no other is served";
+        assert_eq!(sized(512, 768), format!("width: is 512, wanted 1024: {reason}"));
+        assert_eq!(sized(1024, 1024), format!("height: is 1024, wanted 768: {reason}"));
     }
 
     #[test]

@@ -8,12 +8,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    spec::ModelSpec,
+};
 
-/// The Hub repository of the weights.
-pub const REPOSITORY: &str = "black-forest-labs/FLUX.2-klein-4B";
-/// The commit of the weights that this crate was made for.
-pub const REVISION: &str = "e7b7dc27f91deacad38e78976d1f2b499d76a294";
 /// Names the directory of a checkpoint.
 pub const SNAPSHOT_VARIABLE: &str = "KLEIN_SNAPSHOT";
 /// Names another directory for the text encoder.
@@ -30,13 +29,29 @@ const CACHES: [(&str, &str); 5] = [
 /// The file that makes a directory a diffusers checkpoint.
 const MARKER: &str = "model_index.json";
 
-/// The checkpoint's directory: `explicit`, else `KLEIN_SNAPSHOT`, else [`REVISION`] of [`REPOSITORY`] in the first Hugging
-/// Face cache that has it.
+/// The checkpoint's directory: `explicit`, else `KLEIN_SNAPSHOT`, else the pinned revision of the published model `spec` in
+/// the first Hugging Face cache that has it.
 ///
 /// # Errors
 /// [`Error::Checkpoint`] with every place looked at and what to do.
-pub fn find(explicit: Option<&Path>) -> Result<PathBuf> {
-    find_with(explicit, |name| std::env::var_os(name))
+pub fn find(spec: &ModelSpec, explicit: Option<&Path>) -> Result<PathBuf> {
+    find_with(spec, explicit, |name| std::env::var_os(name))
+}
+
+/// The name of the model in `checkpoint`, whose transformer has the width `width`: the published model's name if the width
+/// is its own; else the repository's, if the directory is a snapshot in a Hugging Face cache; else the directory's.
+pub fn model_name(checkpoint: &Path, spec: &ModelSpec, width: usize) -> String {
+    if width == spec.published_width {
+        return spec.name.to_owned();
+    }
+    let directory = checkpoint.canonicalize().unwrap_or_else(|_| checkpoint.to_path_buf());
+    let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let snapshots = directory.parent().filter(|parent| parent.ends_with("snapshots"));
+    let repository = snapshots
+        .and_then(Path::parent)
+        .and_then(name)
+        .and_then(|folder| Some(folder.strip_prefix("models--")?.rsplit("--").next()?.to_owned()));
+    repository.or_else(|| name(&directory)).unwrap_or_else(|| spec.name.to_owned())
 }
 
 /// The text encoder's directory that `KLEIN_TEXT_ENCODER` names: a full Qwen3-4B checkpoint, or the `text_encoder` of a
@@ -46,7 +61,11 @@ pub fn text_encoder_override() -> Option<PathBuf> {
 }
 
 /// [`find`] with an environment of the caller's.
-pub fn find_with(explicit: Option<&Path>, environment: impl Fn(&str) -> Option<OsString>) -> Result<PathBuf> {
+pub fn find_with(
+    spec: &ModelSpec,
+    explicit: Option<&Path>,
+    environment: impl Fn(&str) -> Option<OsString>,
+) -> Result<PathBuf> {
     let variable = |name: &str| environment(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let named = explicit
         .map(|path| (path.to_path_buf(), "the checkpoint asked for"))
@@ -60,7 +79,8 @@ pub fn find_with(explicit: Option<&Path>, environment: impl Fn(&str) -> Option<O
         return Err(Error::checkpoint(path, what));
     }
 
-    let snapshot = snapshot_in_cache();
+    let ModelSpec { repository, revision, .. } = spec;
+    let snapshot = snapshot_in_cache(spec);
     let mut looked = Vec::new();
     for (name, below) in CACHES {
         let Some(base) = variable(name) else { continue };
@@ -77,10 +97,10 @@ pub fn find_with(explicit: Option<&Path>, environment: impl Fn(&str) -> Option<O
         format!("looked at {}", looked.join(", "))
     };
     Err(Error::checkpoint(
-        REPOSITORY,
+        *repository,
         format!(
-            "revision {REVISION} is not on this computer; {looked}; download it with `hf download {REPOSITORY} \
-             --revision {REVISION}`, or name a checkpoint with {SNAPSHOT_VARIABLE}"
+            "revision {revision} is not on this computer; {looked}; download it with `hf download {repository} \
+             --revision {revision}`, or name a checkpoint with {SNAPSHOT_VARIABLE}"
         ),
     ))
 }
@@ -93,8 +113,8 @@ pub fn text_encoder_override_with(environment: impl Fn(&str) -> Option<OsString>
 }
 
 /// `models--owner--name/snapshots/revision`, as huggingface_hub lays out its cache.
-fn snapshot_in_cache() -> PathBuf {
-    [&format!("models--{}", REPOSITORY.replace('/', "--")), "snapshots", REVISION].iter().collect()
+fn snapshot_in_cache(spec: &ModelSpec) -> PathBuf {
+    [&format!("models--{}", spec.repository.replace('/', "--")), "snapshots", spec.revision].iter().collect()
 }
 
 #[cfg(test)]
@@ -105,6 +125,7 @@ mod tests {
     use tempfile::TempDir;
 
     use super::*;
+    use crate::spec::{DEV, KLEIN};
 
     fn environment(values: &[(&str, &Path)]) -> impl Fn(&str) -> Option<OsString> + use<> {
         let values: Vec<(String, OsString)> =
@@ -122,15 +143,15 @@ mod tests {
     fn the_callers_path_wins_over_the_variable_and_the_variable_over_the_caches() {
         let root = TempDir::new().unwrap();
         let [explicit, named, home] = ["explicit", "named", "home"].map(|name| root.path().join(name));
-        let cached = checkpoint_at(&home.join(".cache/huggingface/hub").join(snapshot_in_cache()));
+        let cached = checkpoint_at(&home.join(".cache/huggingface/hub").join(snapshot_in_cache(&KLEIN)));
         let (explicit, named) = (checkpoint_at(&explicit), checkpoint_at(&named));
         let both = environment(&[(SNAPSHOT_VARIABLE, &named), ("HOME", &home)]);
-        assert_eq!(find_with(Some(&explicit), &both).unwrap(), explicit);
-        assert_eq!(find_with(None, &both).unwrap(), named);
-        assert_eq!(find_with(None, environment(&[("HOME", &home)])).unwrap(), cached);
+        assert_eq!(find_with(&KLEIN, Some(&explicit), &both).unwrap(), explicit);
+        assert_eq!(find_with(&KLEIN, None, &both).unwrap(), named);
+        assert_eq!(find_with(&KLEIN, None, environment(&[("HOME", &home)])).unwrap(), cached);
         // A variable set to nothing is not set.
         let empty = environment(&[(SNAPSHOT_VARIABLE, Path::new("")), ("HOME", &home)]);
-        assert_eq!(find_with(None, empty).unwrap(), cached);
+        assert_eq!(find_with(&KLEIN, None, empty).unwrap(), cached);
     }
 
     #[test]
@@ -140,18 +161,18 @@ mod tests {
         let all: Vec<(&str, &Path)> =
             CACHES.iter().map(|(name, _)| *name).zip(roots.iter().map(PathBuf::as_path)).collect();
         for (i, (name, below)) in CACHES.into_iter().enumerate().rev() {
-            let cached = checkpoint_at(&roots[i].join(below).join(snapshot_in_cache()));
-            assert_eq!(find_with(None, environment(&all)).unwrap(), cached, "{name}");
+            let cached = checkpoint_at(&roots[i].join(below).join(snapshot_in_cache(&KLEIN)));
+            assert_eq!(find_with(&KLEIN, None, environment(&all)).unwrap(), cached, "{name}");
         }
     }
 
     #[test]
     fn what_was_looked_at_and_what_to_do_is_said() {
         let root = TempDir::new().unwrap();
-        let unfinished = root.path().join("hub").join(snapshot_in_cache());
+        let unfinished = root.path().join("hub").join(snapshot_in_cache(&KLEIN));
         fs::create_dir_all(&unfinished).unwrap();
         let paths = environment(&[("HF_HOME", root.path()), ("HOME", Path::new("/nonexistent"))]);
-        let message = find_with(None, paths).unwrap_err().to_string();
+        let message = find_with(&KLEIN, None, paths).unwrap_err().to_string();
         for wanted in [
             &format!("{} (HF_HOME, incomplete)", unfinished.display()),
             "/nonexistent/.cache/huggingface/hub/models--black-forest-labs--FLUX.2-klein-4B/snapshots/",
@@ -161,18 +182,40 @@ mod tests {
         ] {
             assert!(message.contains(wanted), "{wanted} in {message}");
         }
-        let message = find_with(None, |_| None).unwrap_err().to_string();
+        let message = find_with(&KLEIN, None, |_| None).unwrap_err().to_string();
         assert!(message.contains("no cache is named by HF_HUB_CACHE, "), "{message}");
     }
 
     #[test]
     fn a_named_place_without_a_checkpoint_is_an_error_and_not_a_reason_to_search_on() {
         let root = TempDir::new().unwrap();
-        let message = find_with(Some(root.path()), |_| None).unwrap_err().to_string();
+        let message = find_with(&KLEIN, Some(root.path()), |_| None).unwrap_err().to_string();
         assert!(message.contains("has no model_index.json, but is the checkpoint asked for"), "{message}");
         let absent = root.path().join("absent");
-        let message = find_with(None, environment(&[(SNAPSHOT_VARIABLE, &absent)])).unwrap_err().to_string();
+        let message =
+            find_with(&KLEIN, None, environment(&[(SNAPSHOT_VARIABLE, &absent)])).unwrap_err().to_string();
         assert!(message.contains("is not a directory, but is KLEIN_SNAPSHOT"), "{message}");
+    }
+
+    #[test]
+    fn each_published_model_has_its_own_place_in_the_cache() {
+        let root = TempDir::new().unwrap();
+        let cached = checkpoint_at(&root.path().join("hub").join(snapshot_in_cache(&DEV)));
+        let paths = environment(&[("HF_HOME", root.path())]);
+        assert_eq!(super::find_with(&DEV, None, &paths).unwrap(), cached);
+        let message = super::find_with(&KLEIN, None, &paths).unwrap_err().to_string();
+        assert!(message.contains("FLUX.2-klein-4B"), "{message}");
+    }
+
+    #[test]
+    fn a_model_is_named_by_its_shape_its_repository_or_its_directory() {
+        let snapshot =
+            Path::new("/hf/hub/models--org--small-model/snapshots/536649d019c820df341c4108125d96a5c8fa06e9");
+        assert_eq!(model_name(snapshot, &KLEIN, 3072), "FLUX.2-klein-4B");
+        assert_eq!(model_name(snapshot, &DEV, 6144), "FLUX.2-dev");
+        assert_eq!(model_name(snapshot, &KLEIN, 96), "small-model");
+        assert_eq!(model_name(Path::new("/weights/tiny"), &DEV, 64), "tiny");
+        assert_eq!(model_name(Path::new("/"), &DEV, 64), "FLUX.2-dev");
     }
 
     #[test]

@@ -23,6 +23,10 @@ pub struct ModelSpec {
     pub repository: &'static str,
     /// Pinned revision of the published weights.
     pub revision: &'static str,
+    /// Files of that repository, below the diffusers layout's directories, in which no tensor is read.
+    pub unneeded_files: &'static [&'static str],
+    /// Width of the published transformer: a checkpoint of another width is another model of the same kind.
+    pub published_width: usize,
     /// Licence of the published weights, SPDX.
     pub license: &'static str,
     /// How prompts are laid out, cut and padded.
@@ -33,6 +37,8 @@ pub struct ModelSpec {
     pub steps: usize,
     /// Guidance scale when none is asked for; `None` for a distilled model, which takes none.
     pub guidance: Option<f32>,
+    /// Whether the published package serves one size, fixed at start.
+    pub one_size: bool,
     /// Ranges that requests are checked against.
     pub limits: Limits,
 }
@@ -83,6 +89,8 @@ pub const KLEIN: ModelSpec = ModelSpec {
     pipeline_class: "Flux2KleinPipeline",
     repository: "black-forest-labs/FLUX.2-klein-4B",
     revision: "e7b7dc27f91deacad38e78976d1f2b499d76a294",
+    unneeded_files: &[],
+    published_width: 3072,
     license: "Apache-2.0",
     prompt: &prompt::QWEN3,
     text_encoder: TextEncoderSpec {
@@ -93,6 +101,7 @@ pub const KLEIN: ModelSpec = ModelSpec {
     },
     steps: 4,
     guidance: None,
+    one_size: false,
     limits: Limits::KLEIN,
 };
 
@@ -102,6 +111,12 @@ pub const DEV: ModelSpec = ModelSpec {
     pipeline_class: "Flux2Pipeline",
     repository: "black-forest-labs/FLUX.2-dev",
     revision: "26afe3a78bb242c0a8bb181dcc8937bb16e5c66c",
+    // Layers 32 to 39, the final norm and the LM head; the layers of shard 8 that are read end before them.
+    unneeded_files: &[
+        "text_encoder/model-00009-of-00010.safetensors",
+        "text_encoder/model-00010-of-00010.safetensors",
+    ],
+    published_width: 6144,
     license: "LicenseRef-FLUX-Non-Commercial",
     prompt: &prompt::MISTRAL,
     text_encoder: TextEncoderSpec {
@@ -112,6 +127,7 @@ pub const DEV: ModelSpec = ModelSpec {
     },
     steps: 50,
     guidance: Some(4.0),
+    one_size: true,
     limits: Limits::DEV,
 };
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use flux2::{
-    Request, RgbImage, model::Configs, pipeline::ModelInfo, plan, prompt::PromptTokenizer, request::Limits,
+    Request, RgbImage, model::Configs, pipeline::ModelInfo, plan, prompt::PromptTokenizer, snapshot,
     spec::ModelSpec,
 };
 use tokio::sync::Semaphore;
@@ -17,7 +17,7 @@ use crate::{
     auth::Keys,
     config::Config,
     errors::ApiError,
-    exit::StartError,
+    exit::{Exit, StartError},
     lifecycle::Lifecycle,
     metrics::Metrics,
     picture::{self, Metadata},
@@ -26,6 +26,7 @@ use crate::{
         job::{Params, lock},
         rates::Work,
     },
+    sizes::Sizes,
     telemetry::Telemetry,
 };
 
@@ -67,6 +68,10 @@ pub struct App {
     pub codec_slots: Arc<Semaphore>,
     /// What the checkpoint's own files do not say about its model.
     pub spec: &'static ModelSpec,
+    /// Sizes that are served, with all other ranges of a request.
+    pub sizes: Sizes,
+    /// The model's name before it is loaded.
+    name: String,
     checkpoint: PathBuf,
     configs: Option<Configs>,
     flops: Mutex<HashMap<Shape, u64>>,
@@ -77,12 +82,21 @@ impl App {
     /// The state before loading; called within the runtime.
     ///
     /// # Errors
-    /// A key file that cannot be read, an endpoint that is no URL.
+    /// A key file that cannot be read, an endpoint that is no URL, a size that the model cannot make.
     pub fn new(config: Config, checkpoint: PathBuf) -> Result<Self, StartError> {
         // Preflight has read these files already; without them estimates are less good, and that is all.
         let spec = flux2::spec::of_checkpoint(&checkpoint).unwrap_or(&flux2::spec::KLEIN);
         let text_encoder = config.text_encoder().unwrap_or_else(|| checkpoint.join("text_encoder"));
+        let configs = Configs::read(&checkpoint, &text_encoder).ok();
+        let name = configs.as_ref().map_or_else(
+            || spec.name.to_owned(),
+            |configs| snapshot::model_name(&checkpoint, spec, configs.transformer.width()),
+        );
+        let sizes = Sizes::of(&config, spec, &config.device())
+            .map_err(|error| StartError::new(Exit::Usage, error.to_string()))?;
         Ok(Self {
+            sizes,
+            name,
             life: Lifecycle::default(),
             queue: Arc::new(Queue::new((&config).into())),
             metrics: Metrics::new(),
@@ -91,7 +105,7 @@ impl App {
             body_budget: Arc::new(Semaphore::new(config.body_memory << 10)),
             codec_slots: Arc::new(Semaphore::new(CODEC_THREADS)),
             spec,
-            configs: Configs::read(&checkpoint, &text_encoder).ok(),
+            configs,
             flops: Mutex::default(),
             checkpoint,
             model: OnceLock::new(),
@@ -121,22 +135,11 @@ impl App {
         }
     }
 
-    /// Ranges that requests are checked against.
-    pub fn limits(&self) -> Limits {
-        let limits = self.spec.limits.clone();
-        let mut limits = if self.config.small_sizes { limits.with_small_sizes() } else { limits };
-        limits.max_side = self.config.max_side.unwrap_or(limits.max_side).min(limits.max_side);
-        limits
-    }
-
-    /// A request with nothing given: the model's defaults, no larger than what is served.
+    /// A request with nothing given: the model's defaults, of a size that is served.
     pub fn default_request(&self, prompt: String) -> Request {
-        let limits = self.limits();
-        let mut request = Request::new(prompt);
-        request.width = request.width.min(limits.max_side / limits.grid * limits.grid);
-        request.height = request.width;
-        request.steps = self.spec.steps;
-        request
+        let [width, height] = self.sizes.default;
+        let (steps, guidance) = (self.spec.steps, self.spec.guidance);
+        Request { width, height, steps, guidance, ..Request::new(prompt) }
     }
 
     /// What the time of a run depends on.
@@ -165,12 +168,12 @@ impl App {
 
     /// Largest request body in bytes.
     pub fn body_bytes(&self) -> usize {
-        self.config.body_bytes(self.limits().max_references)
+        self.config.body_bytes(self.sizes.limits.max_references)
     }
 
     /// Name of the model, before loading too.
     pub fn model_name(&self) -> String {
-        self.model.get().map_or_else(|| self.spec.name.to_owned(), |model| model.info.model.clone())
+        self.model.get().map_or_else(|| self.name.clone(), |model| model.info.model.clone())
     }
 
     /// Licence of the weights.

@@ -140,7 +140,7 @@ pub async fn submit(
     request.width = ask.width.map_or(request.width, |width| width as usize);
     request.height = ask.height.map_or(request.height, |height| height as usize);
     request.steps = ask.steps.map_or(request.steps, |steps| steps as usize);
-    request.guidance = ask.guidance.map(|guidance| guidance as f32);
+    request.guidance = ask.guidance.map(|guidance| guidance as f32).or(request.guidance);
     request.seed = match ask.seed {
         Some(seed) => seed,
         None if ask.random_seed => random_seed()?,

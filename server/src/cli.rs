@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use flux2::{DeviceChoice, device::Precision};
 
+use server::config::Published;
+
 use crate::{commands, failure::Failure};
 
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failure, 2 wrong usage, 3 checkpoint or image unusable, 4 device lost, \
@@ -51,10 +53,13 @@ impl Cli {
 /// Where the weights are.
 #[derive(Args)]
 pub struct CheckpointArgs {
-    /// Checkpoint directory in diffusers layout [default: $KLEIN_SNAPSHOT, else the pinned revision in the Hugging Face
-    /// cache]
+    /// Checkpoint directory in diffusers layout; what is in it decides which model runs [default: $KLEIN_SNAPSHOT, else the
+    /// pinned revision of --model in the Hugging Face cache]
     #[arg(long, value_name = "DIR", help_heading = "Model")]
     pub checkpoint: Option<PathBuf>,
+    /// Published model to look for where no checkpoint is named
+    #[arg(long, env = "FLUX2_MODEL", value_enum, default_value_t, help_heading = "Model")]
+    pub model: Published,
     /// Take the text encoder from here: a diffusers text_encoder directory or a Qwen3 checkpoint [default:
     /// $KLEIN_TEXT_ENCODER, else the checkpoint's own]
     #[arg(long, value_name = "DIR", help_heading = "Model")]
@@ -64,7 +69,7 @@ pub struct CheckpointArgs {
 impl CheckpointArgs {
     /// The checkpoint directory: the one named, or where it is looked for.
     pub fn find(&self) -> Result<PathBuf, Failure> {
-        flux2::snapshot::find(self.checkpoint.as_deref()).map_err(Failure::checkpoint)
+        flux2::snapshot::find(self.model.spec(), self.checkpoint.as_deref()).map_err(Failure::checkpoint)
     }
 
     /// The text encoder's directory, where it is not the checkpoint's own.

@@ -7,7 +7,13 @@ use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use axum::response::sse::KeepAlive;
 use clap::{Args, ValueEnum};
+use flux2::{
+    DeviceChoice,
+    spec::{self, ModelSpec},
+};
 use serde_json::{Value, json};
+
+use crate::sizes::Sizes;
 
 /// Longest base64 text of one reference image, in bytes.
 pub const MAX_IMAGE_BASE64: usize = 14_000_000;
@@ -43,9 +49,30 @@ impl From<Dtype> for flux2::device::Precision {
     }
 }
 
+/// A model whose published weights are known by repository and revision.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Published {
+    /// FLUX.2 [klein] 4B.
+    #[default]
+    #[value(name = "klein-4b")]
+    Klein4b,
+    /// FLUX.2 [dev].
+    Dev,
+}
+
+impl Published {
+    /// What is known of it.
+    pub const fn spec(self) -> &'static ModelSpec {
+        match self {
+            Self::Klein4b => &spec::KLEIN,
+            Self::Dev => &spec::DEV,
+        }
+    }
+}
+
 /// Settings of `serve`.
 #[derive(Args, Clone, Debug)]
-#[allow(clippy::struct_excessive_bools)] // Four independent switches of a command line.
+#[allow(clippy::struct_excessive_bools)] // Independent switches of a command line.
 pub struct Config {
     /// Address to listen on; 0.0.0.0 for every network (then set an API key)
     #[arg(long, env = "FLUX2_HOST", default_value = "127.0.0.1")]
@@ -54,12 +81,15 @@ pub struct Config {
     #[arg(long, env = "FLUX2_PORT", default_value_t = 20000)]
     pub port: u16,
 
-    /// Checkpoint directory in diffusers layout [default: $KLEIN_SNAPSHOT, else the pinned revision in the Hugging Face
-    /// cache]
+    /// Checkpoint directory in diffusers layout; what is in it decides which model is served [default: $KLEIN_SNAPSHOT,
+    /// else the pinned revision of --model in the Hugging Face cache]
     #[arg(long, value_name = "DIR", help_heading = "Model")]
     pub checkpoint: Option<PathBuf>,
-    /// Download the pinned weights into the Hugging Face cache if they are not complete there (about 16 GB; honours
-    /// HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE)
+    /// Published model to look for where no checkpoint is named
+    #[arg(long, env = "FLUX2_MODEL", value_enum, default_value_t, help_heading = "Model")]
+    pub model: Published,
+    /// Download the pinned weights into the Hugging Face cache if they are not complete there (klein: about 16 GB; dev:
+    /// 103 GB, gated; honours HF_TOKEN, HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE)
     #[arg(long, env = "FLUX2_DOWNLOAD", help_heading = "Model")]
     pub download: bool,
     /// Take the text encoder from here: a diffusers text_encoder directory or a Qwen3 checkpoint [default:
@@ -72,9 +102,19 @@ pub struct Config {
     /// Threads of the CPU device [default: one per physical core]
     #[arg(long, env = "FLUX2_THREADS", value_name = "N", help_heading = "Model")]
     pub threads: Option<usize>,
-    /// Side in pixels of the square picture that warms the device up; 0 for none
+    /// Side in pixels of the square picture that warms the device up, where any size is served; 0 for none
     #[arg(long, env = "FLUX2_WARM_UP", value_name = "PIXELS", default_value_t = 512, help_heading = "Model")]
     pub warm_up: usize,
+    /// Width in pixels of the one size that is served; with --any-size, of a request that names none [default: any width
+    /// for klein, 1024 for dev]
+    #[arg(long, env = "FLUX2_WIDTH", value_name = "PIXELS", help_heading = "Model")]
+    pub width: Option<usize>,
+    /// Height in pixels, as the width
+    #[arg(long, env = "FLUX2_HEIGHT", value_name = "PIXELS", help_heading = "Model")]
+    pub height: Option<usize>,
+    /// Serve every size of the model's range, whatever the model; the CPU can
+    #[arg(long, env = "FLUX2_ANY_SIZE", help_heading = "Model")]
+    pub any_size: bool,
     /// Largest width and height that are served, 512 to 1920 [default: the model's own]
     #[arg(long, env = "FLUX2_MAX_SIDE", value_name = "PIXELS", help_heading = "Model")]
     pub max_side: Option<usize>,
@@ -238,8 +278,8 @@ pub struct Config {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("--{flag}: {message}")]
 pub struct ConfigError {
-    flag: &'static str,
-    message: String,
+    pub(crate) flag: &'static str,
+    pub(crate) message: String,
 }
 
 impl Config {
@@ -309,17 +349,37 @@ impl Config {
         KeepAlive::new().interval(Duration::from_secs_f64(self.keep_alive))
     }
 
+    /// The checkpoint's directory: the one named, or where it is looked for.
+    ///
+    /// # Errors
+    /// Every place looked at and what to do.
+    pub fn checkpoint(&self) -> flux2::Result<PathBuf> {
+        flux2::snapshot::find(self.model.spec(), self.checkpoint.as_deref())
+    }
+
+    /// The device to open.
+    pub const fn device(&self) -> DeviceChoice {
+        DeviceChoice::Cpu { threads: self.threads }
+    }
+
     /// The text encoder's directory, where it is not the checkpoint's own.
     pub fn text_encoder(&self) -> Option<PathBuf> {
         self.text_encoder.clone().or_else(flux2::snapshot::text_encoder_override)
     }
 
-    /// The effective values, without secrets.
+    /// The effective values, without secrets. Width, height and whether any size is served are the checkpoint's, if there
+    /// is one.
     pub fn effective(&self) -> Value {
+        let checkpoint = self.checkpoint().ok();
+        let sizes = checkpoint.as_deref().and_then(|path| Sizes::of_checkpoint(self, path).ok());
+        let only = sizes.as_ref().and_then(|sizes| sizes.limits.only_size);
         json!({
             "host": self.host, "port": self.port,
-            "checkpoint": flux2::snapshot::find(self.checkpoint.as_deref()).ok(), "text_encoder": self.text_encoder(), "download": self.download,
+            "checkpoint": checkpoint, "model": self.model.spec().name, "text_encoder": self.text_encoder(), "download": self.download,
             "dtype": flux2::device::Precision::from(self.dtype).name(), "threads": self.threads,
+            "width": sizes.as_ref().map_or(self.width, |sizes| Some(sizes.default[0])),
+            "height": sizes.as_ref().map_or(self.height, |sizes| Some(sizes.default[1])),
+            "any_size": sizes.as_ref().map_or(self.any_size, |_| only.is_none()),
             "warm_up": self.warm_up, "max_side": self.max_side, "model_revision": self.model_revision, "model_license": self.model_license,
             "package_digest": self.package_digest,
             "queue_size": self.queue_size, "queue_per_client": self.queue_per_client, "max_wait": self.max_wait,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `serve --download`: the pinned weights into the Hugging Face cache, where they are not complete there.
 
-use flux2::snapshot::{REPOSITORY, REVISION, SNAPSHOT_VARIABLE, find};
+use flux2::snapshot::{SNAPSHOT_VARIABLE, find};
 use hub::{Kind, Settings, Want, bar::Bar};
 
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     exit::{Exit, StartError},
 };
 
-/// The diffusers layout. The repository holds the transformer a second time, as one file that nothing here reads.
+/// The diffusers layout. The repositories hold the transformer a second time, as one file that nothing here reads.
 const PATTERNS: [&str; 6] =
     ["model_index.json", "scheduler/", "text_encoder/", "tokenizer/", "transformer/", "vae/"];
 
@@ -21,17 +21,19 @@ const PATTERNS: [&str; 6] =
 pub async fn weights(config: &Config) -> Result<(), StartError> {
     let named = config.checkpoint.is_some()
         || std::env::var_os(SNAPSHOT_VARIABLE).is_some_and(|value| !value.is_empty());
+    let spec = config.model.spec();
     let complete = || {
-        let found = find(None).ok();
+        let found = find(spec, None).ok();
         found.is_some_and(|found| flux2::pipeline::check(&found, config.text_encoder().as_deref()).is_empty())
     };
     if named || complete() {
         return Ok(());
     }
     let want = Want {
-        repo: REPOSITORY.into(),
-        revision: REVISION.into(),
+        repo: spec.repository.into(),
+        revision: spec.revision.into(),
         allow: PATTERNS.map(Into::into).into(),
+        ignore: spec.unneeded_files.iter().map(ToString::to_string).collect(),
         ..Want::default()
     };
     let settings = Settings::from_environment().map_err(|error| failed(&error))?;
@@ -56,16 +58,20 @@ fn failed(error: &hub::Error) -> StartError {
 mod tests {
     use std::{ffi::OsString, fs};
 
+    use flux2::spec::ALL;
+
     #[test]
     fn the_model_looks_where_the_download_puts_it() {
         let root = tempfile::tempdir().expect("dir");
-        for (name, _) in hub::settings::CACHES {
+        for ((name, _), spec) in
+            hub::settings::CACHES.into_iter().flat_map(|cache| ALL.iter().map(move |spec| (cache, spec)))
+        {
             let variable = |asked: &str| (asked == name).then(|| OsString::from(root.path().join(name)));
-            let folder = hub::cache::Cache::new(&hub::settings::cache(variable), super::REPOSITORY);
-            let snapshot = folder.snapshot(super::REVISION);
+            let folder = hub::cache::Cache::new(&hub::settings::cache(variable), spec.repository);
+            let snapshot = folder.snapshot(spec.revision);
             fs::create_dir_all(&snapshot).expect("snapshot");
             fs::write(snapshot.join("model_index.json"), "{}").expect("marker");
-            assert_eq!(flux2::snapshot::find_with(None, variable).expect("found"), snapshot, "{name}");
+            assert_eq!(flux2::snapshot::find_with(spec, None, variable).expect("found"), snapshot, "{name}");
         }
     }
 }

@@ -28,6 +28,7 @@ pub mod preflight;
 pub mod queue;
 pub mod routes;
 pub mod serve;
+pub mod sizes;
 pub mod strangers;
 pub mod telemetry;
 pub mod worker;

@@ -20,6 +20,8 @@ pub fn install(config: &Config) -> Result<(), StartError> {
     let filter = EnvFilter::try_new(&config.log)
         .map_err(|error| StartError::new(Exit::Usage, format!("--log {:?}: {error}", config.log)))?;
     let builder = fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    // A closed standard error is no reason to panic in the middle of a request.
+    let builder = builder.log_internal_errors(false);
     let installed = match config.log_format {
         LogFormat::Json => builder.json().flatten_event(true).with_current_span(false).try_init(),
         LogFormat::Text => {

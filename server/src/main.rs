@@ -7,6 +7,7 @@ mod failure;
 mod interrupt;
 mod output;
 mod progress;
+mod stdout;
 
 use std::process::ExitCode;
 
@@ -16,7 +17,7 @@ fn main() -> ExitCode {
     match cli::Cli::parse().run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("error: {failure}");
+            stdout::tell!("error: {failure}");
             ExitCode::from(failure.code())
         }
     }

@@ -19,7 +19,7 @@ use crate::{config::MAX_IMAGE_BASE64, errors::ErrorBody, routes};
 #[openapi(
     info(
         title = "flux2-server",
-        description = "FLUX.2 [klein] images over HTTP: text to image, editing, and one to three reference images.\n\n\
+        description = "FLUX.2 images over HTTP: text to image, editing, and one to three reference images.\n\n\
             Every error has one body; every answer carries X-Request-Id. Where API keys are set, send \
             `Authorization: Bearer KEY`. Clients (by API key, else by address) take turns; a full queue answers 429 with \
             Retry-After.",
@@ -71,7 +71,14 @@ fn set_range(field: &str, schema: &mut Schema, limits: &Limits) {
     match schema {
         Schema::Object(object) => {
             let range = match field {
-                "width" | "height" => Some((limits.min_side, limits.max_side)),
+                "width" => Some(
+                    limits.only_size.map_or((limits.min_side, limits.max_side), |[width, _]| (width, width)),
+                ),
+                "height" => Some(
+                    limits
+                        .only_size
+                        .map_or((limits.min_side, limits.max_side), |[_, height]| (height, height)),
+                ),
                 "num_steps" | "num_inference_steps" => Some((*limits.steps.start(), *limits.steps.end())),
                 _ => None,
             };
@@ -80,6 +87,7 @@ fn set_range(field: &str, schema: &mut Schema, limits: &Limits) {
                 object.maximum = Some(to.into());
             }
             match field {
+                "guidance_scale" => object.minimum = Some(0_u64.into()),
                 "width" | "height" => object.multiple_of = Some(limits.grid.into()),
                 "seed" => {
                     object.minimum = Some(0_u64.into());

@@ -68,6 +68,7 @@ pub fn metadata(
         ("num_steps", params.num_steps.to_string()),
         ("reference_count", params.reference_count.to_string()),
     ];
+    entries.extend(params.guidance_scale.map(|scale| ("guidance_scale", scale.to_string())));
     if let Some(digest) = package {
         entries.push(("package_digest", digest.to_owned()));
     }

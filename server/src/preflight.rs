@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::{
     config::Config,
     exit::{Exit, StartError},
+    sizes::Sizes,
 };
 
 /// Variables that name directories which are written to.
@@ -18,7 +19,9 @@ pub const DIRECTORIES: [&str; 3] = ["TT_DIT_CACHE_DIR", "TT_METAL_CACHE", "TT_ME
 pub fn run(config: &Config) -> Result<PathBuf, StartError> {
     settings(config)?;
     directories()?;
-    checkpoint(config)
+    let checkpoint = checkpoint(config)?;
+    Sizes::of_checkpoint(config, &checkpoint).map_err(|why| StartError::new(Exit::Usage, why))?;
+    Ok(checkpoint)
 }
 
 /// Every setting is in its range.
@@ -39,8 +42,7 @@ pub fn directories() -> Result<(), StartError> {
 
 /// The checkpoint is there and complete.
 pub fn checkpoint(config: &Config) -> Result<PathBuf, StartError> {
-    let checkpoint = flux2::snapshot::find(config.checkpoint.as_deref())
-        .map_err(|error| unusable(&error.to_string(), 0))?;
+    let checkpoint = config.checkpoint().map_err(|error| unusable(&error.to_string(), 0))?;
     let problems = flux2::pipeline::check(&checkpoint, config.text_encoder().as_deref());
     match problems.split_first() {
         None => Ok(checkpoint),

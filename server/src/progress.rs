@@ -9,7 +9,7 @@ use flux2::{
 };
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::interrupt;
+use crate::{interrupt, stdout::tell};
 
 /// How progress is shown.
 #[derive(Clone, Copy, Debug)]
@@ -124,7 +124,7 @@ impl Progress for Reporter {
 
 /// One line: a part of the run and how long it took.
 pub fn print_part(part: &str, seconds: f64) {
-    eprintln!("{part:<30} {seconds:>8.2} s");
+    tell!("{part:<30} {seconds:>8.2} s");
 }
 
 fn name(stage: Stage) -> &'static str {

@@ -83,7 +83,7 @@ pub fn start(
     let (report, worker) = oneshot::channel();
     let for_worker = app.clone();
     let run = move || {
-        let options = worker::open_options(&for_worker.config, checkpoint, for_worker.limits());
+        let options = worker::open_options(&for_worker.config, checkpoint, for_worker.sizes.limits.clone());
         let result = worker::run(&for_worker, &options, opener, &rasters, || ready(address));
         // Nobody listens when the process has given up waiting.
         let _ = report.send(result);

@@ -108,21 +108,24 @@ pub fn open_options(
     OpenOptions {
         checkpoint,
         text_encoder: config.text_encoder(),
-        device: flux2::DeviceChoice::Cpu { threads: config.threads },
+        device: config.device(),
         precision: config.dtype.into(),
         limits: Some(limits),
     }
 }
 
-/// Makes one picture that nobody sees: kernels, caches and the first measured rate. Also the proof that a device lives.
+/// Makes one picture that nobody sees, of the size that is served where that is one: kernels, caches and the first measured rate. Also the proof that a device lives.
 fn warm_up(app: &App, pipeline: &mut dyn Pipeline, starting: bool) -> flux2::Result<()> {
     let side = app.config.warm_up;
     if side == 0 {
         return Ok(());
     }
     let mut request = app.default_request("warm-up".into());
-    request.width = side;
-    request.height = side;
+    if app.sizes.limits.only_size.is_none() {
+        (request.width, request.height) = (side, side);
+    }
+    // Every step does the same.
+    request.steps = *app.sizes.limits.steps.start();
     if starting {
         app.life.go(Phase::Loading { step: "warm_up", progress: Some(0.0) });
     }

@@ -155,6 +155,10 @@ pub trait Device: Sized + Send + 'static {
 
     /// Short name with what matters of the hardware: `cpu (avx2, 2 threads)`.
     fn name(&self) -> String;
+    /// Rows and columns of the mesh of chips that it is.
+    fn mesh(&self) -> [usize; 2] {
+        [1, 1]
+    }
     /// What it computes in.
     fn precision(&self) -> Precision;
     /// Memory it holds.

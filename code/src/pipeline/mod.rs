@@ -34,6 +34,15 @@ pub enum DeviceChoice {
     },
 }
 
+impl DeviceChoice {
+    /// Whether it makes one size after another; a device that captures a trace for one shape does not.
+    pub const fn any_size(&self) -> bool {
+        match self {
+            Self::Cpu { .. } => true,
+        }
+    }
+}
+
 /// What to load and where.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
@@ -53,12 +62,14 @@ pub struct OpenOptions {
 /// What was loaded.
 #[derive(Clone, Debug)]
 pub struct ModelInfo {
-    /// `FLUX.2-klein-4B` for the published shapes, otherwise the name of the checkpoint directory.
+    /// [`snapshot::model_name`](crate::snapshot::model_name).
     pub model: String,
     /// Facts of the model family.
     pub spec: &'static ModelSpec,
     /// Device name.
     pub device: String,
+    /// Rows and columns of the mesh of chips.
+    pub mesh: [usize; 2],
     /// Precision.
     pub precision: Precision,
     /// Ranges that requests are checked against.

@@ -22,6 +22,7 @@ use crate::{
     reference::{self, ReferencePixels},
     request::{Limits, Request},
     schedule::Schedule,
+    snapshot,
 };
 
 /// Pixels of a latent token's side.
@@ -118,17 +119,11 @@ impl<D: Device> Flux2<D> {
     ) -> Result<Self> {
         let model = checkpoint.load(&device, progress)?;
         let Checkpoint { path, spec, configs, tokenizer, components } = checkpoint;
-        let published = configs.transformer.width() == Configs::klein_4b().transformer.width();
-        let directory = path.canonicalize().unwrap_or(path);
-        let name = if published {
-            spec.name.to_owned()
-        } else {
-            directory.file_name().map_or_else(|| spec.name.into(), |name| name.to_string_lossy().into_owned())
-        };
         let info = ModelInfo {
-            model: name,
+            model: snapshot::model_name(&path, spec, configs.transformer.width()),
             spec,
             device: device.name(),
+            mesh: device.mesh(),
             precision: device.precision(),
             limits: limits.unwrap_or_else(|| spec.limits.clone()),
             memory: device.memory(),

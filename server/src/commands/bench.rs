@@ -28,6 +28,7 @@ use crate::{
     failure::Failure,
     interrupt,
     progress::{Display, Reporter},
+    stdout::print_line,
 };
 
 const PROMPT: &str = "A red fox standing in fresh snow at dawn, wildlife photography";
@@ -141,8 +142,12 @@ impl Bench {
             sizes: Vec::new(),
         };
         if !self.json {
-            println!("{}: {}, {}", answer.cpu, answer.device, answer.dtype);
-            println!("{} loaded in {load_s:.2} s; f32 peak {:.3} TFLOP/s", answer.model, answer.peak_tflops);
+            print_line!("{}: {}, {}", answer.cpu, answer.device, answer.dtype);
+            print_line!(
+                "{} loaded in {load_s:.2} s; f32 peak {:.3} TFLOP/s",
+                answer.model,
+                answer.peak_tflops
+            );
         }
         let prompt = spec.prompt.real(pipeline.tokenizer().encode(PROMPT)?.ids.len());
         interrupt::running();
@@ -161,7 +166,7 @@ impl Bench {
             let request = Request { width, height, steps: spec.steps, ..Request::new(PROMPT) };
             let measured = self.measure(pipeline.as_mut(), request, &flops, display)?;
             if !self.json {
-                self.print(&measured, answer.peak_tflops);
+                self.print(&measured, answer.peak_tflops)?;
             }
             answer.sizes.push(measured);
         }
@@ -217,20 +222,26 @@ impl Bench {
         })
     }
 
-    fn print(&self, size: &SizeAnswer, peak: f64) {
-        println!(
+    fn print(&self, size: &SizeAnswer, peak: f64) -> Result<(), Failure> {
+        print_line!(
             "\n{}×{}, references: {}; {:.2} GB of anonymous memory at most",
             size.width,
             size.height,
             size.references,
             size.peak_anonymous_bytes as f64 / 1e9
         );
-        println!(
+        print_line!(
             "{:<18} {:>9} {:>9} {:>9} {:>9} {:>10} {:>9}",
-            "", "min s", "median s", "max s", "TFLOP", "TFLOP/s", "of peak"
+            "",
+            "min s",
+            "median s",
+            "max s",
+            "TFLOP",
+            "TFLOP/s",
+            "of peak"
         );
         for (stage, answer) in size.stages.iter().filter(|(stage, _)| self.stages || **stage == "picture") {
-            println!(
+            print_line!(
                 "{stage:<18} {:>9.2} {:>9.2} {:>9.2} {:>9.3} {:>10.3} {:>8.0}%",
                 answer.min_s,
                 answer.median_s,
@@ -240,6 +251,7 @@ impl Bench {
                 100.0 * answer.tflops / peak
             );
         }
+        Ok(())
     }
 }
 

@@ -5,7 +5,11 @@ use clap::Args;
 use serde::Serialize;
 
 use super::print_json;
-use crate::{cli::CheckpointArgs, failure::Failure};
+use crate::{
+    cli::CheckpointArgs,
+    failure::Failure,
+    stdout::{line, print_line},
+};
 
 /// Say whether a checkpoint is complete, and everything that is missing, without reading the weights
 #[derive(Args)]
@@ -41,9 +45,9 @@ impl Check {
         if self.json {
             print_json(&answer)?;
         } else if answer.complete {
-            println!("{}: complete", answer.checkpoint);
+            print_line!("{}: complete", answer.checkpoint);
         } else {
-            answer.problems.iter().for_each(|problem| println!("{problem}"));
+            answer.problems.iter().try_for_each(|problem| line(format_args!("{problem}")))?;
         }
         if answer.complete {
             return Ok(());

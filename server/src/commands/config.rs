@@ -4,7 +4,7 @@
 use clap::Args;
 use server::{config, preflight};
 
-use crate::failure::Failure;
+use crate::{failure::Failure, stdout::print_line};
 
 /// Print the effective settings of `serve` as JSON, without secrets
 #[derive(Args)]
@@ -17,7 +17,7 @@ impl ShowConfig {
     /// Runs the command. Settings outside their range are a failure.
     pub fn run(&self) -> Result<(), Failure> {
         preflight::settings(&self.config)?;
-        println!("{:#}", self.config.effective());
+        print_line!("{:#}", self.config.effective());
         Ok(())
     }
 }

@@ -11,7 +11,7 @@ use std::{
 use clap::Args;
 use server::{listener, preflight};
 
-use crate::failure::Failure;
+use crate::{failure::Failure, stdout::print_line};
 
 /// Where the driver puts its nodes.
 const NODES: &str = "/dev/tenstorrent";
@@ -88,7 +88,7 @@ impl Doctor {
                 }
             }
         }
-        print!("{report}");
+        print_line!("{}", report.trim_end());
         first.map_or(Ok(()), |error| Err(error.into()))
     }
 }

@@ -28,6 +28,7 @@ use crate::{
     interrupt,
     output::Output,
     progress::{self, Display, Reporter},
+    stdout::{print_line, tell},
 };
 
 /// Largest file read as a reference image: 16 megapixels of 16-bit RGBA, uncompressed.
@@ -41,7 +42,7 @@ pub struct Generate {
     /// Reference image (PNG, JPEG or WebP); up to three times
     #[arg(long = "image", value_name = "FILE")]
     images: Vec<PathBuf>,
-    /// Width in pixels: 512 to 1920 in steps of 8 [default: 1024, whatever the references' size]
+    /// Width in pixels: 512 to 1920 in steps of 8 (dev: 16) [default: 1024, whatever the references' size]
     #[arg(long, value_name = "PIXELS")]
     width: Option<usize>,
     /// Height in pixels, as the width; width × height at most 1920 × 1088 [default: 1024]
@@ -50,10 +51,10 @@ pub struct Generate {
     /// Seed of the noise, 0 to 2^53 - 1: the same seed gives the same picture
     #[arg(long, value_name = "N", default_value_t = 42, value_parser = seed, allow_negative_numbers = true)]
     seed: u64,
-    /// Denoising steps [default: the model's own; klein takes 4, no other]
+    /// Denoising steps [default: the model's own: klein 4 and no other, dev 50 of 1 to 200]
     #[arg(long, value_name = "N")]
     steps: Option<usize>,
-    /// Guidance scale of a guided model, from 0 [default: the model's own; klein takes none]
+    /// Guidance scale of a guided model, from 0 [default: the model's own: dev 4; klein takes none]
     #[arg(long, value_name = "SCALE", allow_negative_numbers = true)]
     guidance: Option<f32>,
     /// Picture to write, replaced if it exists [default: flux2-SEED.png]
@@ -106,8 +107,9 @@ impl Generate {
         interrupt::install()?;
         // Wrong usage is told before a missing checkpoint is, and both before any weight is read.
         let found = self.checkpoint.find();
+        let looked_for = self.checkpoint.model.spec();
         let spec =
-            found.as_ref().map_or(Ok(&spec::KLEIN), |path| spec::of_checkpoint(path)).unwrap_or(&spec::KLEIN);
+            found.as_ref().map_or(Ok(looked_for), |path| spec::of_checkpoint(path)).unwrap_or(looked_for);
         let limits = spec.limits.clone();
         let limits = if self.allow_small { limits.with_small_sizes() } else { limits };
         let request = self.request(spec, &limits)?;
@@ -129,7 +131,7 @@ impl Generate {
         let load_s = start.elapsed().as_secs_f64();
         loading.finish(&pipeline.info().model, load_s);
         if !self.json {
-            eprintln!(
+            tell!(
                 "{}×{} pixels, seed {}, {} steps, references: {}, {}",
                 request.width,
                 request.height,
@@ -142,7 +144,7 @@ impl Generate {
 
         let prompt = pipeline.tokenizer().encode(&request.prompt)?;
         if prompt.truncated() && !self.json {
-            eprintln!(
+            tell!(
                 "warning: the prompt has {} tokens with the chat's own, the model sees the first {}; shorten it or \
                  its end is ignored",
                 prompt.total,
@@ -185,7 +187,7 @@ impl Generate {
         }
         progress::print_part(&format!("done on {}", info.device), total_s);
         // The path alone on standard output, so that `$(flux2-server generate ...)` is the picture.
-        println!("{}", answer.file);
+        print_line!("{}", answer.file);
         Ok(())
     }
 

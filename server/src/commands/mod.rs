@@ -11,11 +11,10 @@ pub mod serve;
 
 use serde::Serialize;
 
-use crate::failure::Failure;
+use crate::{failure::Failure, stdout::line};
 
 /// Prints a command's answer for machines: one JSON object on one line.
 fn print_json(answer: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string(answer).map_err(|error| Failure::Other(error.to_string()))?;
-    println!("{text}");
-    Ok(())
+    line(format_args!("{text}"))
 }

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use flux2::{
     Request, RgbImage,
     model::Configs,
@@ -11,9 +11,10 @@ use flux2::{
     spec::{self, ModelSpec},
 };
 use serde::Serialize;
+use server::config::Published;
 
 use super::print_json;
-use crate::failure::Failure;
+use crate::{failure::Failure, stdout::print_line};
 
 /// Height and width of the reference images that are counted: the largest that the model sees.
 const REFERENCE: [usize; 2] = [1024, 1024];
@@ -38,7 +39,7 @@ pub struct Plan {
     prompt_tokens: usize,
     /// Published model
     #[arg(long, value_enum, default_value_t, conflicts_with = "checkpoint")]
-    model: PublishedModel,
+    model: Published,
     /// Checkpoint directory; only its configuration files are read
     #[arg(long, value_name = "DIR")]
     checkpoint: Option<PathBuf>,
@@ -48,15 +49,6 @@ pub struct Plan {
     /// Accept sizes from 16 pixels, for tests and small checkpoints
     #[arg(long, hide = true)]
     allow_small: bool,
-}
-
-#[derive(Clone, Copy, Default, ValueEnum)]
-enum PublishedModel {
-    #[default]
-    #[value(name = "klein-4b")]
-    Klein4b,
-    #[value(name = "dev")]
-    Dev,
 }
 
 #[derive(Serialize)]
@@ -113,8 +105,7 @@ impl Plan {
         if self.json {
             return print_json(&answer);
         }
-        print_table(&answer);
-        Ok(())
+        print_table(&answer)
     }
 
     fn answer(&self) -> Result<Answer, Failure> {
@@ -159,9 +150,10 @@ impl Plan {
 
     fn model(&self) -> Result<(String, Configs, &'static ModelSpec), Failure> {
         let Some(checkpoint) = &self.checkpoint else {
-            let (configs, spec) = match self.model {
-                PublishedModel::Klein4b => (Configs::klein_4b(), &spec::KLEIN),
-                PublishedModel::Dev => (Configs::dev(), &spec::DEV),
+            let spec = self.model.spec();
+            let configs = match self.model {
+                Published::Klein4b => Configs::klein_4b(),
+                Published::Dev => Configs::dev(),
             };
             return Ok((spec.name.to_owned(), configs, spec));
         };
@@ -182,34 +174,40 @@ fn stage_answer(stage: &StagePlan) -> StageAnswer {
     StageAnswer { stage: stage.stage.timing_key().trim_end_matches("_s"), total, by_operation }
 }
 
-fn print_table(answer: &Answer) {
+fn print_table(answer: &Answer) -> Result<(), Failure> {
     let Parameters { text_encoder, transformer, vae } = answer.parameters;
-    println!(
+    print_line!(
         "{}: {}×{}, {} steps, references: {}, {} rows in the joint sequence",
-        answer.model, answer.width, answer.height, answer.steps, answer.references, answer.sequence
+        answer.model,
+        answer.width,
+        answer.height,
+        answer.steps,
+        answer.references,
+        answer.sequence
     );
-    println!(
+    print_line!(
         "parameters used: text encoder {:.3} G, transformer {:.3} G, VAE {:.3} G; {:.2} GB in bf16",
         giga(text_encoder),
         giga(transformer),
         giga(vae),
         giga(2 * (text_encoder + transformer + vae))
     );
-    println!("most f32 tensor memory alive at once: {:.2} GB", giga(answer.peak_tensor_bytes));
-    println!("\n{:<18} {:>10} {:>12} {:>14}", "stage", "operations", "TFLOP", "GB of results");
+    print_line!("most f32 tensor memory alive at once: {:.2} GB", giga(answer.peak_tensor_bytes));
+    print_line!("\n{:<18} {:>10} {:>12} {:>14}", "stage", "operations", "TFLOP", "GB of results");
     for stage in &answer.stages {
-        print_row(stage.stage, &stage.total);
+        print_row(stage.stage, &stage.total)?;
     }
-    print_row("all", &answer.total);
+    print_row("all", &answer.total)
 }
 
-fn print_row(name: &str, count: &Count) {
-    println!(
+fn print_row(name: &str, count: &Count) -> Result<(), Failure> {
+    print_line!(
         "{name:<18} {:>10} {:>12.4} {:>14.3}",
         count.operations,
         giga(count.flops) / 1e3,
         giga(count.bytes)
     );
+    Ok(())
 }
 
 fn giga(number: u64) -> f64 {

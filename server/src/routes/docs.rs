@@ -31,7 +31,7 @@ pub async fn reference() -> Response {
 /// This description.
 #[utoipa::path(get, path = "/openapi.json", tag = "service", responses((status = 200, body = Object)))]
 pub async fn openapi(State(app): State<Arc<App>>) -> Json<utoipa::openapi::OpenApi> {
-    Json(crate::openapi::document(&app.limits()))
+    Json(crate::openapi::document(&app.sizes.limits))
 }
 
 fn html(text: &'static str) -> Response {

@@ -31,9 +31,13 @@ pub struct Health {
     pub reason: Option<String>,
     /// Model.
     pub model: String,
+    /// The published model whose code it runs by.
+    pub family: &'static str,
     /// Device, once it is open.
     pub device: Option<String>,
-    /// Sizes that are served.
+    /// Rows and columns of the device's mesh of chips, once it is open.
+    pub mesh_shape: Option<[usize; 2]>,
+    /// The size that is served, `1024x1024`, or the range.
     pub resolution: String,
     /// Jobs that wait.
     pub queue_depth: usize,
@@ -48,7 +52,6 @@ pub struct Health {
 )]
 pub async fn health(State(app): State<Arc<App>>) -> Response {
     let phase = app.life.phase();
-    let limits = app.limits();
     let (step, progress) = match &phase {
         Phase::Loading { step, progress } => (Some(*step), *progress),
         _ => (None, None),
@@ -67,11 +70,10 @@ pub async fn health(State(app): State<Arc<App>>) -> Response {
         progress,
         reason,
         model: app.model_name(),
+        family: app.spec.name,
         device: app.model().map(|model| model.info.device.clone()),
-        resolution: format!(
-            "{}-{} px in steps of {}, at most {} pixels",
-            limits.min_side, limits.max_side, limits.grid, limits.max_pixels
-        ),
+        mesh_shape: app.model().map(|model| model.info.mesh),
+        resolution: app.sizes.resolution(),
         queue_depth: app.queue.depth(),
         uptime_s: (app.life.uptime().as_secs_f64() * 10.0).round() / 10.0,
     };
@@ -110,6 +112,8 @@ pub struct Ranges {
     pub max_pixels: usize,
     /// Default width and height.
     pub default_size: [usize; 2],
+    /// Width and height of the one size that is served; null where there are several.
+    pub only_size: Option<[usize; 2]>,
     /// Most reference images.
     pub max_references: usize,
     /// Longest base64 text of one reference image.
@@ -120,8 +124,12 @@ pub struct Ranges {
     pub max_prompt_tokens: usize,
     /// Fewest and most denoising steps.
     pub steps: [usize; 2],
+    /// Denoising steps where none are asked for.
+    pub default_steps: usize,
     /// Whether the model takes a guidance scale other than 1.
     pub guidance: bool,
+    /// Guidance scale where none is asked for; null for a model that takes none.
+    pub default_guidance: Option<f32>,
     /// Smallest seed.
     pub seed_min: u64,
     /// Largest seed.
@@ -135,6 +143,8 @@ pub struct Ranges {
 pub struct Info {
     /// Model.
     pub model: String,
+    /// The published model whose code it runs by.
+    pub family: &'static str,
     /// Revision of the weights.
     pub revision: String,
     /// Licence of the weights.
@@ -145,6 +155,8 @@ pub struct Info {
     pub package_digest: Option<String>,
     /// Device, once it is open.
     pub device: Option<String>,
+    /// Rows and columns of the device's mesh of chips, once it is open.
+    pub mesh_shape: Option<[usize; 2]>,
     /// Precision, once the device is open.
     pub precision: Option<&'static str>,
     /// What can be asked for.
@@ -172,16 +184,18 @@ pub struct Info {
 /// What is served, with every range.
 #[utoipa::path(get, path = "/info", tag = "service", responses((status = 200, body = Info), Unauthorized))]
 pub async fn info(State(app): State<Arc<App>>) -> Json<Info> {
-    let limits = app.limits();
+    let limits = &app.sizes.limits;
     let default = app.default_request(String::new());
     let (run, wait) = app.queue.estimates(app.work(&default));
     Json(Info {
         model: app.model_name(),
+        family: app.spec.name,
         revision: app.revision(),
         license: app.license(),
         version: env!("CARGO_PKG_VERSION"),
         package_digest: app.config.package_digest.clone(),
         device: app.model().map(|model| model.info.device.clone()),
+        mesh_shape: app.model().map(|model| model.info.mesh),
         precision: app.model().map(|model| model.info.precision.name()),
         tasks: ["text-to-image", "edit", "reference-guided"],
         output_formats: OutputFormat::ALL,
@@ -190,13 +204,16 @@ pub async fn info(State(app): State<Arc<App>>) -> Json<Info> {
             max_side: limits.max_side,
             grid: limits.grid,
             max_pixels: limits.max_pixels,
-            default_size: [default.width, default.height],
+            default_size: app.sizes.default,
+            only_size: limits.only_size,
             max_references: limits.max_references,
             max_image_base64: MAX_IMAGE_BASE64,
             max_prompt_chars: limits.max_prompt_chars,
             max_prompt_tokens: app.spec.prompt.tokens,
             steps: [*limits.steps.start(), *limits.steps.end()],
+            default_steps: default.steps,
             guidance: limits.guidance,
+            default_guidance: default.guidance,
             seed_min: 0,
             seed_max: flux2::request::SEED_END - 1,
             max_body_bytes: app.body_bytes(),

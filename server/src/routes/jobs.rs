@@ -45,15 +45,15 @@ pub struct GenerateRequest {
     prompt: String,
     /// Reference images: base64 PNG, JPEG or WebP, with or without a data: prefix.
     images: Option<Vec<String>>,
-    /// Width in pixels; default 1024.
+    /// Width in pixels; default 1024, or the one that is served.
     width: Option<u64>,
-    /// Height in pixels; default 1024.
+    /// Height in pixels; default 1024, or the one that is served.
     height: Option<u64>,
     /// Seed of the noise; default 42.
     seed: Option<u64>,
-    /// Denoising steps; klein is distilled to 4.
+    /// Denoising steps; default the model's own. klein is distilled to 4.
     num_inference_steps: Option<u64>,
-    /// Guidance scale; klein takes none, or 1.0.
+    /// Guidance scale; default the model's own. klein takes none, or 1.0.
     guidance_scale: Option<f64>,
     /// Previews among the job's events; each costs one VAE decode.
     #[schema(minimum = 0, maximum = 3)]
@@ -167,7 +167,6 @@ pub async fn generate(
 pub fn parse(body: &[u8]) -> Result<Ask, ApiError> {
     let mut fields = Fields::parse(body)?;
     let mut ask = native(&mut fields, "/generate", "num_inference_steps", names)?;
-    ask.guidance = fields.number("guidance_scale")?;
     ask.previews = fields.integer("previews", 0..=3)?.unwrap_or(0) as usize;
     ask.detached = true;
     fields.end(&FIELDS)?;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `POST /v1/images/generations` and `/v1/images/edits`, as OpenAI's clients call them.
 //!
-//! Beyond OpenAI: `seed`. Omitted, it is drawn at random for each request; either way it is in the answer.
+//! Beyond OpenAI: `seed`, `num_inference_steps`, `guidance_scale`. An omitted seed is drawn at random for each request;
+//! either way it is in the answer.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -35,11 +36,13 @@ use crate::{
 };
 
 /// Fields that are read.
-const FIELDS: [&str; 10] = [
+const FIELDS: [&str; 12] = [
     "prompt",
     "n",
     "size",
     "seed",
+    "num_inference_steps",
+    "guidance_scale",
     "response_format",
     "output_format",
     "output_compression",
@@ -64,11 +67,15 @@ pub struct GenerationRequest {
     /// Number of pictures; the seeds count up.
     #[schema(minimum = 1, maximum = 10)]
     n: Option<u64>,
-    /// `WIDTHxHEIGHT`, or `auto` for 1024x1024.
+    /// `WIDTHxHEIGHT`, or `auto` for 1024x1024 or the one that is served.
     #[schema(example = "1024x1024")]
     size: Option<String>,
     /// Seed of the noise; omitted, it is drawn at random and told.
     seed: Option<u64>,
+    /// Denoising steps; default the model's own. klein is distilled to 4.
+    num_inference_steps: Option<u64>,
+    /// Guidance scale; default the model's own. klein takes none, or 1.0.
+    guidance_scale: Option<f64>,
     /// `b64_json` alone.
     response_format: Option<String>,
     /// `png`, `jpeg` or `webp`.
@@ -94,10 +101,14 @@ pub struct EditRequest {
     prompt: String,
     /// One or several base64 pictures or data URLs; also under `image[]` and `images`.
     image: Vec<String>,
-    /// `WIDTHxHEIGHT`, or `auto` for 1024x1024.
+    /// `WIDTHxHEIGHT`, or `auto` for 1024x1024 or the one that is served.
     size: Option<String>,
     /// Seed of the noise; omitted, it is drawn at random and told.
     seed: Option<u64>,
+    /// Denoising steps; default the model's own. klein is distilled to 4.
+    num_inference_steps: Option<u64>,
+    /// Guidance scale; default the model's own. klein takes none, or 1.0.
+    guidance_scale: Option<f64>,
 }
 
 /// A picture.
@@ -282,6 +293,8 @@ fn parse(mut fields: Fields<'_>, images: Vec<EncodedImage>, route: &'static str)
         fields.string("size")?.filter(|size| size != "auto").map(|size| parse_size(&size)).transpose()?;
     let count = fields.integer("n", 1..=MAX_PICTURES)?.unwrap_or(1) as usize;
     let seed = fields.integer("seed", 0..=flux2::request::SEED_END - 1)?;
+    let steps = fields.integer("num_inference_steps", 0..=u64::MAX)?;
+    let guidance = fields.number("guidance_scale")?;
     one_of("response_format", fields.string("response_format")?, &["b64_json"])?;
     one_of("background", fields.string("background")?, &["auto", "opaque"])?;
     let names: Vec<&str> = OutputFormat::ALL.map(OutputFormat::name).to_vec();
@@ -307,8 +320,8 @@ fn parse(mut fields: Fields<'_>, images: Vec<EncodedImage>, route: &'static str)
         height: size.map(|(_, height)| height),
         seed,
         random_seed: true,
-        steps: None,
-        guidance: None,
+        steps,
+        guidance,
         images,
         previews,
         count,
@@ -331,6 +344,8 @@ fn parameter_names(parameter: &str) -> String {
     match parameter {
         "width" | "height" => "size".to_owned(),
         "images" => "image".to_owned(),
+        "steps" => "num_inference_steps".to_owned(),
+        "guidance" => "guidance_scale".to_owned(),
         other => other.replacen("images[", "image[", 1),
     }
 }

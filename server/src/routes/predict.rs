@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Fields of `POST /predict`.
-const FIELDS: [&str; 6] = ["prompt", "images", "width", "height", "seed", "num_steps"];
+const FIELDS: [&str; 7] = ["prompt", "images", "width", "height", "seed", "num_steps", "guidance_scale"];
 
 /// What to draw.
 #[derive(ToSchema)]
@@ -39,14 +39,16 @@ pub struct PredictRequest {
     prompt: String,
     /// Reference images: base64 PNG, JPEG or WebP, with or without a data: prefix.
     images: Option<Vec<String>>,
-    /// Width in pixels; default 1024.
+    /// Width in pixels; default 1024, or the one that is served.
     width: Option<u64>,
-    /// Height in pixels; default 1024.
+    /// Height in pixels; default 1024, or the one that is served.
     height: Option<u64>,
     /// Seed of the noise; default 42.
     seed: Option<u64>,
-    /// Denoising steps; klein is distilled to 4.
+    /// Denoising steps; default the model's own. klein is distilled to 4.
     num_steps: Option<u64>,
+    /// Guidance scale; default the model's own. klein takes none, or 1.0.
+    guidance_scale: Option<f64>,
 }
 
 /// A picture, under the klein card's keys.
@@ -158,7 +160,7 @@ pub fn native(
         seed: fields.integer("seed", 0..=flux2::request::SEED_END - 1)?,
         random_seed: false,
         steps: fields.integer(steps, any)?,
-        guidance: None,
+        guidance: fields.number("guidance_scale")?,
         images,
         previews: 0,
         count: 1,
@@ -172,6 +174,7 @@ pub fn native(
 fn names(parameter: &str) -> String {
     match parameter {
         "steps" => "num_steps".to_owned(),
+        "guidance" => "guidance_scale".to_owned(),
         other => other.to_owned(),
     }
 }

@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use flux2::snapshot::{REPOSITORY, REVISION};
+use flux2::spec::KLEIN;
 
 use crate::{
     stand_in::{Hub, Repo, error},
@@ -54,12 +54,12 @@ fn ready(mut command: Command) -> bool {
 
 #[test]
 fn the_pinned_weights_are_downloaded_once_and_served_offline_after() {
-    let mut repo = Repo { main: REVISION.into(), ..Repo::default() };
+    let mut repo = Repo { main: KLEIN.revision.into(), ..Repo::default() };
     let mut checkpoint = BTreeMap::from([("single-file.safetensors".to_owned(), vec![0; 1000].into())]);
     files(&tiny(), "", &mut checkpoint);
-    repo.commits.insert(REVISION.into(), checkpoint);
+    repo.commits.insert(KLEIN.revision.into(), checkpoint);
     let hub = Arc::new(Hub::default());
-    hub.repos.lock().expect("hub").insert(REPOSITORY.into(), repo);
+    hub.repos.lock().expect("hub").insert(KLEIN.repository.into(), repo);
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let endpoint = format!("http://{}", runtime.block_on(hub.start()));
     let home = tempfile::tempdir().expect("a directory");

@@ -3,7 +3,7 @@
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
-use crate::support::{Place, tiny_copy};
+use crate::support::{Place, tiny, tiny_copy};
 
 #[test]
 fn a_path_that_cannot_be_written_is_refused_before_the_work() {
@@ -83,4 +83,27 @@ fn a_terminal_gets_a_bar() {
     assert!(shown.contains("denoising") && shown.contains(" %"), "{shown}");
     assert!(!shown.contains("step 4 of 4"), "{shown}");
     assert_eq!(place.files(), ["out.png"]);
+}
+
+/// `println!` panics where its reader is gone; the commands' own printing does not.
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let place = Place::new();
+    let tiny = tiny();
+    let checkpoint = tiny.to_str().expect("UTF-8");
+    for arguments in [
+        &["plan"][..],
+        &["plan", "--json"],
+        &["check", "--checkpoint", checkpoint],
+        &["config", "--checkpoint", checkpoint],
+        &["doctor", "--port", "0", "--checkpoint", checkpoint],
+        &["generate", "a fox", "--allow-small", "--width=16", "--height=16", "--checkpoint", checkpoint],
+    ] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let errors = writer.try_clone().expect("a pipe");
+        let status =
+            place.command(arguments).stdout(writer).stderr(errors).status().expect("the binary runs");
+        assert_eq!(status.code(), Some(0), "{arguments:?}");
+    }
 }

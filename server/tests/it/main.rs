@@ -5,6 +5,7 @@
 
 mod access;
 mod contract;
+mod dev;
 mod inputs;
 mod jobs;
 mod life;

@@ -68,6 +68,10 @@ impl Browser {
         self.client.find(Locator::Id(id)).await.unwrap().text().await.unwrap()
     }
 
+    async fn shown(&self, id: &str) -> bool {
+        self.client.find(Locator::Id(id)).await.unwrap().is_displayed().await.unwrap()
+    }
+
     async fn fill(&self, id: &str, text: &str) {
         let field = self.client.find(Locator::Id(id)).await.unwrap();
         field.clear().await.unwrap();
@@ -130,6 +134,7 @@ async fn generate_edit_and_history_by_keyboard_without_a_console_error() {
     browser.client.goto(&server.url).await.unwrap();
     browser.until("model", "tiny").await;
     browser.screenshot("1-start-light").await;
+    assert!(!browser.shown("steps").await && !browser.shown("guidance").await, "klein leaves no choice");
 
     // The prompt has the focus: type, go.
     let prompt = browser.client.active_element().await.unwrap();
@@ -248,4 +253,43 @@ async fn cancel_errors_and_draining_are_shown_on_a_phone_in_the_dark() {
     browser.screenshot("7-draining").await;
     browser.client.clone().close().await.unwrap();
     server.ended().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs a browser: apt-get install chromium chromium-driver, then cargo test -p server --test it page -- --ignored"]
+async fn steps_guidance_and_the_one_size_are_those_of_the_model() {
+    let server = TestServer::dev(&["--width", "64", "--height", "48"]).await;
+    let browser = Browser::open(&["--window-size=1280,1000"]).await;
+    browser.client.goto(&server.url).await.unwrap();
+    browser.until("model", "tiny").await;
+    assert!(browser.shown("steps").await && browser.shown("guidance").await);
+    let values =
+        "return ['steps', 'guidance', 'width', 'height'].map(id => document.getElementById(id).value)";
+    assert_eq!(browser.client.execute(values, vec![]).await.unwrap(), json!(["50", "4", "64", "48"]));
+    let fixed =
+        "return [document.getElementById('width').readOnly, document.getElementById('preset').length]";
+    assert_eq!(browser.client.execute(fixed, vec![]).await.unwrap(), json!([true, 1]));
+
+    browser.fill("prompt", "a lighthouse").await;
+    browser.fill("steps", "3").await;
+    browser.fill("guidance", "2.5").await;
+    browser.screenshot("8-dev").await;
+    browser.click("go").await;
+    browser.until("status", "Done in").await;
+    assert_eq!(browser.picture().await, (64, 48));
+    let facts = browser.text("facts").await;
+    assert!(facts.contains("Steps\n3") && facts.contains("Guidance\n2.5"), "{facts}");
+    let job = server.app.queue.all().pop().unwrap();
+    let shown = server.get(&format!("/jobs/{}/image", job.id)).send().await.unwrap().bytes().await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    for (program, id) in [("sh", "curl"), ("python3", "python")] {
+        let script = browser.text(id).await;
+        let status = Command::new(program).args(["-c", &script]).current_dir(directory.path()).status();
+        assert!(status.unwrap().success(), "{script}");
+        assert_eq!(std::fs::read(directory.path().join("out.png")).unwrap(), shown, "{program}: {script}");
+        std::fs::remove_file(directory.path().join("out.png")).unwrap();
+    }
+    assert_eq!(browser.console_errors().await, [""; 0]);
+    browser.client.clone().close().await.unwrap();
+    server.end().await.unwrap();
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     life::{ended, ready, signal, spawn},
-    support::{BINARY, TINY, client},
+    support::{BINARY, TINY, TINY_DEV, client},
 };
 
 fn run(arguments: &[&str], environment: &[(&str, &str)]) -> Output {
@@ -32,6 +32,20 @@ fn config_prints_flags_over_variables_over_defaults_and_no_secret() {
 }
 
 #[test]
+fn config_tells_the_size_that_is_served() {
+    for (checkpoint, environment, wanted) in [
+        (TINY, &[][..], json!([1024, 1024, true])),
+        (TINY_DEV, &[], json!([1024, 1024, false])),
+        (TINY_DEV, &[("FLUX2_WIDTH", "1920"), ("FLUX2_HEIGHT", "1072")], json!([1920, 1072, false])),
+        (TINY_DEV, &[("FLUX2_ANY_SIZE", "true")], json!([1024, 1024, true])),
+    ] {
+        let output = run(&["config", "--checkpoint", checkpoint], environment);
+        let config: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(json!([config["width"], config["height"], config["any_size"]]), wanted, "{environment:?}");
+    }
+}
+
+#[test]
 fn help_documents_every_flag_with_its_variable_and_default() {
     let help =
         String::from_utf8(run(&["serve", "--help"], &[("API_KEY", "very-secret-key")]).stdout).unwrap();
@@ -43,6 +57,10 @@ fn help_documents_every_flag_with_its_variable_and_default() {
         "[default: 20000]",
         "[env: API_KEY]",
         "FLUX2_DRAIN_LIMIT",
+        "--width <PIXELS>",
+        "FLUX2_HEIGHT",
+        "--any-size",
+        "FLUX2_MODEL",
         "KLEIN_SNAPSHOT",
     ] {
         assert!(flat.contains(part), "{part} is not in {flat}");

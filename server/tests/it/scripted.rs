@@ -81,6 +81,7 @@ impl Scripted {
                 model: "scripted".into(),
                 spec,
                 device: "scripted".into(),
+                mesh: [1, 1],
                 precision: Precision::F32,
                 limits: spec.limits.clone().with_small_sizes(),
                 memory: MemoryReport::default(),

@@ -27,7 +27,9 @@ use crate::scripted::{Gate, Scripted};
 
 /// The random checkpoint of the published layout.
 pub const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../code/tests/fixtures/tiny");
-/// Files for the reference decoder.
+/// The same for FLUX.2 [dev].
+pub const TINY_DEV: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../code/tests/fixtures/dev/tiny");
+/// The program.
 pub const BINARY: &str = env!("CARGO_BIN_EXE_flux2-server");
 
 #[derive(Parser)]
@@ -73,11 +75,22 @@ impl TestServer {
         server
     }
 
+    /// With the real model on the random dev checkpoint.
+    pub async fn dev(flags: &[&str]) -> Self {
+        let server = Self::begin_with(TINY_DEV, flags, Box::new(flux2::open));
+        server.warm().await;
+        server
+    }
+
     /// With any opener; does not wait.
     pub fn begin(flags: &[&str], opener: Opener) -> Self {
+        Self::begin_with(TINY, flags, opener)
+    }
+
+    fn begin_with(checkpoint: &str, flags: &[&str], opener: Opener) -> Self {
         let config = config(flags);
         let listener = listener::bind(&config).unwrap();
-        let server = start(&config, TINY.into(), listener, opener, |_| ()).unwrap();
+        let server = start(&config, checkpoint.into(), listener, opener, |_| ()).unwrap();
         Self::of(server)
     }
 
