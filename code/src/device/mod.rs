@@ -16,6 +16,7 @@ mod handles;
 mod observe;
 mod ops;
 pub mod record;
+pub mod self_check;
 
 use std::ops::Range;
 

@@ -63,6 +63,18 @@ fn a_whole_checkpoint_is_complete() {
 }
 
 #[test]
+fn an_installation_is_checked_without_weights() {
+    let place = Place::new();
+    let end = place.run(&["check", "--installation"]);
+    assert!(end.succeeded().stdout.contains("compute what the portable ones do"), "{end:?}");
+    let answer = place.run(&["check", "--installation", "--json"]).json();
+    assert_eq!(answer["directories_writable"], true, "{answer}");
+    place
+        .run(&["check", "--installation", "--checkpoint", "x"])
+        .failed(2, &["--installation", "--checkpoint"]);
+}
+
+#[test]
 fn no_checkpoint_at_all_says_where_it_was_looked_for_and_how_to_get_it() {
     let place = Place::new();
     let end = place.run(&["generate", "a fox"]);

@@ -269,15 +269,34 @@ fn case_85_sigterm_at_any_moment_of_the_start_exits_0() {
     }
 }
 
-#[test]
-fn a_process_that_was_killed_starts_again() {
+#[tokio::test]
+async fn a_process_killed_in_the_middle_of_a_picture_starts_clean() {
     let mut child = spawn(&[], &[]);
     let url = ready(&mut child);
     let port = url.rsplit(':').next().unwrap().to_owned();
-    child.kill().unwrap();
+    for prompt in ["running", "waiting"] {
+        let request = client()
+            .post(format!("{url}/generate"))
+            .json(&json!({"prompt": prompt, "width": 1024, "height": 1024}));
+        assert_eq!(answer(request.send().await.unwrap()).await.0, 202);
+    }
+    while answer(client().get(format!("{url}/jobs")).send().await.unwrap()).await.1["jobs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .all(|job| job["state"] != "running")
+    {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    signal(&child, "-KILL");
     child.wait().unwrap();
+
     let mut again = spawn(&["--port", &port], &[]);
     assert_eq!(ready(&mut again), url);
+    assert_eq!(answer(client().get(format!("{url}/jobs")).send().await.unwrap()).await.1["jobs"], json!([]));
+    let picture =
+        client().post(format!("{url}/predict")).json(&json!({"prompt": "x", "width": 64, "height": 64}));
+    assert_eq!(picture.send().await.unwrap().status(), 200);
     signal(&again, "-TERM");
     assert_eq!(ended(again, Duration::from_secs(30)).0, 0);
 }
