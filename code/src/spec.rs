@@ -111,7 +111,7 @@ pub const DEV: ModelSpec = ModelSpec {
     pipeline_class: "Flux2Pipeline",
     repository: "black-forest-labs/FLUX.2-dev",
     revision: "26afe3a78bb242c0a8bb181dcc8937bb16e5c66c",
-    // Layers 32 to 39, the final norm and the LM head; the layers of shard 8 that are read end before them.
+    // Layer 32, from its down projection, to the LM head. Shard 8 ends before and holds the last tensors of layer 29.
     unneeded_files: &[
         "text_encoder/model-00009-of-00010.safetensors",
         "text_encoder/model-00010-of-00010.safetensors",

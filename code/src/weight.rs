@@ -206,6 +206,21 @@ impl Weight {
         &self.storage.bytes()[start..start + self.row_len() * self.dtype.size()]
     }
 
+    /// The weight in bf16: itself if it is stored so, else rounded to nearest even, ties to even, in memory of its own.
+    #[must_use]
+    pub fn rounded(&self) -> Self {
+        if self.dtype == DType::Bf16 {
+            return self.clone();
+        }
+        let mut bytes = Vec::with_capacity(self.stored_bytes() / 2);
+        for row in 0..self.rows() {
+            for value in self.row_f32(row) {
+                bytes.extend_from_slice(&half::bf16::from_f32(value).to_le_bytes());
+            }
+        }
+        Self::new(&self.name, Storage::Owned(Arc::new(bytes)), 0, DType::Bf16, &self.shape)
+    }
+
     /// Whether the view lies in a memory map, so that a device may use the pages in place.
     pub fn is_mapped(&self) -> bool {
         matches!(self.storage, Storage::Mapped(_))

@@ -162,3 +162,66 @@ fn a_model_without_the_guidance_path_or_the_pad_rule_would_be_noticed() {
     let distance = stages::compare("t2i_64x64", &probe, "step0.model_out", &golden["step0.model_out"]);
     assert!(distance > Some(0.2), "guidance 3.5 for {}: {distance:?}", case.guidance);
 }
+
+/// The published VAE is F32 and the published klein's is its rounding: a bf16 run must not see the difference.
+#[test]
+fn an_f32_vae_is_rounded_at_load_all_of_it() {
+    use flux2::device::cpu::{CpuDevice, CpuOptions};
+    use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+
+    let tiny = goldens::fixtures().join("dev/tiny");
+    let directory = tempfile::tempdir().expect("a directory");
+    for part in ["model_index.json", "scheduler", "text_encoder", "tokenizer", "transformer"] {
+        std::os::unix::fs::symlink(tiny.join(part), directory.path().join(part)).expect("a link");
+    }
+    let file = "vae/diffusion_pytorch_model.safetensors";
+    std::fs::create_dir(directory.path().join("vae")).expect("a directory");
+    std::fs::copy(tiny.join("vae/config.json"), directory.path().join("vae/config.json")).expect("a copy");
+    let bytes = std::fs::read(tiny.join(file)).expect("a fixture");
+    let stored = SafeTensors::deserialize(&bytes).expect("tensors");
+    let mut rounded = 0;
+    let tensors: Vec<_> = stored
+        .tensors()
+        .into_iter()
+        .map(|(name, view)| {
+            if view.dtype() != Dtype::F32 {
+                return (name, view.dtype(), view.shape().to_vec(), view.data().to_vec());
+            }
+            rounded += 1;
+            let values = view.data().as_chunks().0.iter().map(|value| f32::from_le_bytes(*value));
+            let data = values.flat_map(|value| half::bf16::from_f32(value).to_le_bytes()).collect();
+            (name, Dtype::BF16, view.shape().to_vec(), data)
+        })
+        .collect();
+    assert_eq!(rounded, tensors.len() - 1, "all but the counter");
+    let views = tensors.iter().map(|(name, dtype, shape, data)| {
+        (name, TensorView::new(*dtype, shape.clone(), data).expect("a view"))
+    });
+    let bytes = safetensors::serialize(views, None).expect("a file");
+    std::fs::write(directory.path().join(file), bytes).expect("a file");
+
+    // With a reference, so that the encoder and the batch norm's statistics have their part.
+    let case = &cases()["ref1_96x64"];
+    let golden = load("ref1_96x64", "bf16");
+    let run = |path: &std::path::Path| {
+        let device = CpuDevice::new(CpuOptions { precision: Precision::Bf16, threads: None }).expect("a cpu");
+        let mut model = flux2::pipeline::load(path, None, device, Some(Limits::DEV.with_small_sizes()))
+            .expect("the checkpoint");
+        let request = Request {
+            width: case.width,
+            height: case.height,
+            seed: case.seed,
+            steps: 2,
+            references: stages::references(&golden),
+            ..Request::new(&case.prompt)
+        };
+        let mut probe = Probe::default();
+        let (image, _) = model.generate(&request, &mut probe).expect("a picture");
+        (probe.values, image)
+    };
+    let ((f32_values, f32_image), (values, image)) = (run(&tiny), run(directory.path()));
+    for (stage, value) in &values {
+        assert!(f32_values[stage] == *value, "{stage} differs");
+    }
+    assert!(values.contains_key("reference0.tokens") && f32_image == image);
+}

@@ -24,7 +24,7 @@ use self::{
 };
 use crate::{
     checkpoint::{Component, read_json},
-    device::{Device, Ops, Row},
+    device::{Device, Ops, Precision, Row},
     error::Result,
     spec::ModelSpec,
     weight::{DType, Storage, Weight},
@@ -156,9 +156,11 @@ pub struct Loader<'a, D: Device> {
 }
 
 impl<D: Device> Loader<'_, D> {
-    /// A weight by name.
+    /// A weight by name. What is stored as F32 is rounded here, all of it and once, for a device that computes in bf16, as
+    /// diffusers does under `torch_dtype=torch.bfloat16`: FLUX.2 \[dev\]'s VAE then is klein's, to the bit.
     pub fn weight(&self, name: &str, shape: &[usize]) -> Result<Weight> {
-        self.weights.weight(name, shape)
+        let weight = self.weights.weight(name, shape)?;
+        Ok(if self.ops.device().precision() == Precision::Bf16 { weight.rounded() } else { weight })
     }
     /// A row vector by name.
     pub fn row(&self, name: &str, len: usize) -> Result<Row<D>> {

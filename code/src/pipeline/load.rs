@@ -204,7 +204,8 @@ pub fn check(checkpoint: &Path, text_encoder: Option<&Path>) -> Vec<Error> {
     };
     note(check_scheduler(checkpoint).err());
     note(PromptTokenizer::load(&checkpoint.join("tokenizer"), spec.prompt).err());
-    let device = RecordDevice::new(Precision::Bf16);
+    // In bf16 it would read and round what is stored as F32.
+    let device = RecordDevice::new(Precision::F32);
     let text_encoder = text_encoder_directory(checkpoint, text_encoder);
     let whole = |part: &str| Component::open(&checkpoint.join(part), "diffusion_pytorch_model");
     note(check_part(open_text_encoder(&text_encoder, spec), device, |loader, component| {

@@ -7,6 +7,7 @@ use clap::Args;
 use flux2::{
     Request, RgbImage,
     model::Configs,
+    pipeline::Stage,
     plan::{Run, StagePlan, plan},
     spec::{self, ModelSpec},
 };
@@ -61,6 +62,11 @@ struct Answer {
     /// Rows of the joint sequence: text, picture and references.
     sequence: usize,
     parameters: Parameters,
+    /// Bytes of these in bf16.
+    weight_bytes: Parameters,
+    /// Padding before the prompt, where one row stands for all of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    padding: Option<Padding>,
     #[serde(flatten)]
     total: Count,
     peak_tensor_bytes: u64,
@@ -72,6 +78,16 @@ struct Parameters {
     text_encoder: u64,
     transformer: u64,
     vae: u64,
+}
+
+#[derive(Serialize)]
+struct Padding {
+    /// Positions that one row stands for.
+    positions: usize,
+    /// Of the text encoder, with one row for them.
+    flops: u64,
+    /// Of the text encoder, with a row for each.
+    flops_of_all_rows: u64,
 }
 
 #[derive(Serialize)]
@@ -128,7 +144,18 @@ impl Plan {
             prompt: spec.prompt.real(self.prompt_tokens),
         };
         let plan = plan(&configs, spec, &run)?;
-        let [text_encoder, transformer, vae] = plan.parameters;
+        let parameters = |factor: u64| {
+            let [text_encoder, transformer, vae] = plan.parameters.map(|count| factor * count);
+            Parameters { text_encoder, transformer, vae }
+        };
+        let positions = run.prompt.start;
+        let padding = (positions > 0)
+            .then(|| -> Result<_, Failure> {
+                let whole = Run { prompt: 0..spec.prompt.tokens, steps: 1, ..run.clone() };
+                let flops_of_all_rows = text_encoder_flops(&flux2::plan::plan(&configs, spec, &whole)?);
+                Ok(Padding { positions, flops: text_encoder_flops(&plan), flops_of_all_rows })
+            })
+            .transpose()?;
         let stages: Vec<_> = plan.stages.iter().map(stage_answer).collect();
         let mut total = Count::default();
         for stage in &stages {
@@ -141,7 +168,9 @@ impl Plan {
             steps,
             references: run.references.len(),
             sequence: plan.sequence,
-            parameters: Parameters { text_encoder, transformer, vae },
+            parameters: parameters(1),
+            weight_bytes: parameters(2),
+            padding,
             total,
             peak_tensor_bytes: plan.peak_tensor_bytes,
             stages,
@@ -162,6 +191,10 @@ impl Plan {
             Configs::read(checkpoint, &checkpoint.join("text_encoder")).map_err(Failure::checkpoint)?;
         Ok((checkpoint.display().to_string(), configs, spec))
     }
+}
+
+fn text_encoder_flops(plan: &flux2::plan::Plan) -> u64 {
+    plan.stages.iter().filter(|stage| stage.stage == Stage::TextEncoder).map(StagePlan::flops).sum()
 }
 
 fn stage_answer(stage: &StagePlan) -> StageAnswer {
@@ -185,13 +218,27 @@ fn print_table(answer: &Answer) -> Result<(), Failure> {
         answer.references,
         answer.sequence
     );
+    let bytes = &answer.weight_bytes;
     print_line!(
-        "parameters used: text encoder {:.3} G, transformer {:.3} G, VAE {:.3} G; {:.2} GB in bf16",
+        "parameters used: text encoder {:.3} G, transformer {:.3} G, VAE {:.3} G",
         giga(text_encoder),
         giga(transformer),
-        giga(vae),
-        giga(2 * (text_encoder + transformer + vae))
+        giga(vae)
     );
+    print_line!(
+        "in bf16: text encoder {:.2} GB, transformer {:.2} GB, VAE {:.2} GB; {:.2} GB in all",
+        giga(bytes.text_encoder),
+        giga(bytes.transformer),
+        giga(bytes.vae),
+        giga(bytes.text_encoder + bytes.transformer + bytes.vae)
+    );
+    if let Some(Padding { positions, flops, flops_of_all_rows }) = &answer.padding {
+        print_line!(
+            "padding: one row of the text encoder stands for {positions} before the prompt; {:.2} TFLOP instead of {:.2}",
+            giga(*flops) / 1e3,
+            giga(*flops_of_all_rows) / 1e3
+        );
+    }
     print_line!("most f32 tensor memory alive at once: {:.2} GB", giga(answer.peak_tensor_bytes));
     print_line!("\n{:<18} {:>10} {:>12} {:>14}", "stage", "operations", "TFLOP", "GB of results");
     for stage in &answer.stages {

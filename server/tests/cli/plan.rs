@@ -37,6 +37,39 @@ fn references_size_and_checkpoint_change_the_count() {
     }
 }
 
+/// Sizes and costs of FLUX.2 [dev], worked out from its shapes by hand: 50 steps of 282.6 TFLOP at 1024².
+#[test]
+fn dev_is_counted_with_what_its_padding_saves() {
+    let place = Place::new();
+    let answer = place.run(&["plan", "--model=dev", "--prompt-tokens=45", "--json"]).json();
+    assert_eq!((&answer["model"], &answer["steps"]), (&"FLUX.2-dev".into(), &50.into()));
+    assert_eq!(answer["parameters"]["text_encoder"], 17_343_754_240_u64);
+    assert_eq!(answer["weight_bytes"]["transformer"], 64_446_562_304_u64);
+    let number = |value: &serde_json::Value| value.as_f64().expect("a number") / 1e12;
+    let dit = answer["stages"]
+        .as_array()
+        .expect("stages")
+        .iter()
+        .find(|stage| stage["stage"] == "dit")
+        .expect("a stage");
+    assert!((14_000.0..14_300.0).contains(&number(&dit["flops"])), "{dit}");
+    let padding = &answer["padding"];
+    assert_eq!(padding["positions"], 467);
+    assert!((1.5..1.6).contains(&number(&padding["flops"])), "{padding}");
+    assert!((17.0..17.4).contains(&number(&padding["flops_of_all_rows"])), "{padding}");
+    let table = place.run(&["plan", "--model=dev", "--prompt-tokens=45"]);
+    for words in [
+        "text encoder 34.69 GB, transformer 64.45 GB, VAE 0.17 GB; 99.30 GB in all",
+        "one row of the text encoder stands for 467 before the prompt",
+    ] {
+        assert!(table.succeeded().stdout.contains(words), "{words}: {table:?}");
+    }
+    // Nothing is saved by a full prompt, nor where padding comes after it.
+    for arguments in [&["plan", "--model=dev", "--json"][..], &["plan", "--prompt-tokens=24", "--json"]] {
+        assert!(place.run(arguments).json()["padding"].is_null(), "{arguments:?}");
+    }
+}
+
 #[test]
 fn what_cannot_run_is_not_planned() {
     let place = Place::new();

@@ -5,14 +5,12 @@
 //! costs 1 to 4 % of the product and saves a second copy of 8 GB and the time to make it. The one exception is a matrix
 //! stored as f32 on a device that computes in bf16: it is rounded once into memory of our own.
 
-use std::{ops::Range, sync::Arc};
-
-use half::bf16;
+use std::ops::Range;
 
 use super::simd::{Simd, widen};
 use crate::{
     device::{MemoryReport, Precision},
-    weight::{DType, Storage, Weight},
+    weight::{DType, Weight},
 };
 
 /// A matrix `[outputs, inputs]`: the rows of all parts in turn.
@@ -32,7 +30,7 @@ impl CpuMatrix {
             .map(|part| {
                 if precision == Precision::Bf16 && part.dtype() == DType::F32 {
                     memory.weights += part.stored_bytes() as u64 / 2;
-                    rounded(part)
+                    part.rounded()
                 } else {
                     let bytes = part.stored_bytes() as u64;
                     *if part.is_mapped() { &mut memory.mapped } else { &mut memory.weights } += bytes;
@@ -72,17 +70,6 @@ pub struct CpuGatedMatrix {
     pub gate: CpuMatrix,
     /// Multiplies.
     pub up: CpuMatrix,
-}
-
-/// The weight rounded to nearest-even bf16.
-pub fn rounded(weight: &Weight) -> Weight {
-    let mut bytes = Vec::with_capacity(weight.stored_bytes() / 2);
-    for row in 0..weight.rows() {
-        for value in weight.row_f32(row) {
-            bytes.extend_from_slice(&bf16::from_f32(value).to_le_bytes());
-        }
-    }
-    Weight::new(&weight.name, Storage::Owned(Arc::new(bytes)), 0, DType::Bf16, weight.shape())
 }
 
 /// One row as stored.
