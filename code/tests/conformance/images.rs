@@ -4,7 +4,7 @@
 use flux2::device::{ConvGeometry, Device, GroupNorm, Ops, Shape};
 
 use crate::{
-    cases::{Numbers, Stored, close, devices, product_bound, seen, weight, wide},
+    cases::{self, Numbers, Stored, close, devices, product_bound, seen, weight, wide},
     reference,
 };
 
@@ -49,35 +49,36 @@ fn convolutions_in_all_sizes_and_geometries() {
                     let conv = ops.conv(&kernel, &bias).unwrap();
                     let kernel = seen(&kernel, device.precision());
                     let bias = wide(&bias.to_f32());
-                    let x = numbers.take(height * width * inputs);
-                    let image = ops.upload_image(&x, height, width, inputs).unwrap();
                     let case = format!(
                         "{} [{height}, {width}, {inputs}] to {outputs} size {size} {geometry:?} {stored:?}",
                         device.name()
                     );
-                    if fits([height, width], size, geometry) {
-                        let wanted = reference::conv(
-                            &wide(&x),
-                            [height, width, inputs],
-                            &kernel,
-                            &bias,
-                            size,
-                            geometry,
-                        );
-                        let got = ops.conv2d(&image, &conv, geometry).unwrap();
-                        close(&ops.download(&got).unwrap(), &wanted, product_bound(&device), &case);
-                    }
-                    if fits([2 * height, 2 * width], size, geometry) && height * width < 200 {
-                        let large = reference::upsample(&wide(&x), [height, width, inputs]);
-                        let dims = [2 * height, 2 * width, inputs];
-                        let wanted = reference::conv(&large, dims, &kernel, &bias, size, geometry);
-                        let got = ops.upsample_conv(&image, &conv, geometry).unwrap();
-                        close(
-                            &ops.download(&got).unwrap(),
-                            &wanted,
-                            product_bound(&device),
-                            format!("upsampled {case}"),
-                        );
+                    for (x, bound) in cases::inputs(&device, &mut numbers, height * width * inputs) {
+                        let image = ops.upload_image(&x, height, width, inputs).unwrap();
+                        if fits([height, width], size, geometry) {
+                            let wanted = reference::conv(
+                                &wide(&x),
+                                [height, width, inputs],
+                                &kernel,
+                                &bias,
+                                size,
+                                geometry,
+                            );
+                            let got = ops.conv2d(&image, &conv, geometry).unwrap();
+                            close(&ops.download(&got).unwrap(), &wanted, bound, &case);
+                        }
+                        if fits([2 * height, 2 * width], size, geometry) && height * width < 200 {
+                            let large = reference::upsample(&wide(&x), [height, width, inputs]);
+                            let dims = [2 * height, 2 * width, inputs];
+                            let wanted = reference::conv(&large, dims, &kernel, &bias, size, geometry);
+                            let got = ops.upsample_conv(&image, &conv, geometry).unwrap();
+                            close(
+                                &ops.download(&got).unwrap(),
+                                &wanted,
+                                product_bound(&device),
+                                format!("upsampled {case}"),
+                            );
+                        }
                     }
                 }
             }

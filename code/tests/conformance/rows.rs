@@ -7,7 +7,7 @@ use flux2::{
 };
 
 use crate::{
-    cases::{BOUND, Numbers, Stored, close, device, devices, product_bound, seen, weight, wide},
+    cases::{self, BOUND, Numbers, Stored, close, device, devices, product_bound, seen, weight, wide},
     reference,
 };
 
@@ -36,13 +36,14 @@ fn linear_in_all_sizes_and_storages() {
         let mut numbers = Numbers::new(1);
         for [rows, inputs, outputs] in LINEARS {
             for stored in Stored::ALL {
-                let x = numbers.take(rows * inputs);
                 let w = weight(&numbers.take(outputs * inputs), &[outputs, inputs], stored);
                 let matrix = ops.matrix(std::slice::from_ref(&w)).unwrap();
-                let y = ops.linear(&ops.upload_rows(&x, rows, inputs).unwrap(), &matrix).unwrap();
-                let wanted = reference::linear(&wide(&x), &seen(&w, device.precision()), inputs);
-                let case = format!("{} linear {rows} x {inputs} x {outputs} {stored:?}", device.name());
-                close(&ops.download(&y).unwrap(), &wanted, product_bound(&device), case);
+                for (x, bound) in cases::inputs(&device, &mut numbers, rows * inputs) {
+                    let y = ops.linear(&ops.upload_rows(&x, rows, inputs).unwrap(), &matrix).unwrap();
+                    let wanted = reference::linear(&wide(&x), &seen(&w, device.precision()), inputs);
+                    let case = format!("{} linear {rows} x {inputs} x {outputs} {stored:?}", device.name());
+                    close(&ops.download(&y).unwrap(), &wanted, bound, case);
+                }
             }
         }
     }

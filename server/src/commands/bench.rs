@@ -72,7 +72,7 @@ struct Answer {
     dtype: &'static str,
     model: String,
     load_s: f64,
-    /// f32 multiply-adds of all threads, in registers.
+    /// What multiplies matrices, of all threads, in registers.
     peak_tflops: f64,
     sizes: Vec<SizeAnswer>,
 }
@@ -143,11 +143,7 @@ impl Bench {
         };
         if !self.json {
             print_line!("{}: {}, {}", answer.cpu, answer.device, answer.dtype);
-            print_line!(
-                "{} loaded in {load_s:.2} s; f32 peak {:.3} TFLOP/s",
-                answer.model,
-                answer.peak_tflops
-            );
+            print_line!("{} loaded in {load_s:.2} s; peak {:.3} TFLOP/s", answer.model, answer.peak_tflops);
         }
         let prompt = spec.prompt.real(pipeline.tokenizer().encode(PROMPT)?.ids.len());
         interrupt::running();

@@ -36,7 +36,7 @@ const fn block_keys(head_dim: usize) -> usize {
 /// `softmax(scale · Q Kᵀ + mask) V`, heads merged.
 pub fn attention<U: Unit>(unit: U, qkv: &CpuQkv, mask: &Mask, scale: f32) -> Buffer {
     let (rows, layout) = (qkv.rows, qkv.layout);
-    let mut out = Buffer::zeros(rows * layout.query_columns());
+    let mut out = Buffer::dirty(rows * layout.query_columns());
     let blocks = rows.div_ceil(QUERIES);
     let shared = Shared::new(&mut out);
     // The longest causal tasks come first, so that no thread is left with one at the end.
@@ -73,8 +73,10 @@ impl Task<'_> {
         let keys = self.keys(self.queries.end - 1);
         let (query, query_scales) = self.qkv.queries::<U>(self.head, self.queries.clone());
         let len = dim.next_multiple_of(U::STEP);
+        // From one row of probabilities to the next.
+        let coded = if U::CODED { U::stride(block) } else { block };
         let room =
-            if U::SCALED { (count * block * size_of::<U::Value>()).div_ceil(size_of::<f32>()) } else { 0 };
+            if U::CODED { (count * coded * size_of::<U::Value>()).div_ceil(size_of::<f32>()) } else { 0 };
         let sizes = [count * block, count * padded_dim, count, count, room, count];
         with_scratch(
             sizes,
@@ -89,7 +91,7 @@ impl Task<'_> {
                     let end = keys.end.min(start + block);
                     let used = (end - start).next_multiple_of(width);
                     for panel in 0..used / width {
-                        let a = Rows { start: query.as_ptr(), stride: len, runs: &[0], len };
+                        let a = Rows { start: query.as_ptr(), stride: U::stride(dim), runs: &[0], len };
                         let (b, scale) = self.qkv.key_panel::<U>(self.head, start / width + panel);
                         let c = &mut scores[panel * width..];
                         // SAFETY: A is `count` queries, B a key panel of `len` rows, C `count` rows `block` apart.
@@ -107,14 +109,14 @@ impl Task<'_> {
                             #[inline(always)]
                             || softmax(simd, scores, seen, self.scale, &mut largest[i], &mut totals[i], sums),
                         );
-                        if U::SCALED {
-                            scales[i] = unit.encode(scores, &mut room[i * block..i * block + used]);
+                        if U::CODED {
+                            scales[i] = unit.encode(scores, &mut room[i * coded..i * coded + used]);
                         }
                     }
                     let probabilities: &[U::Value] =
-                        if U::SCALED { &*room } else { bytemuck::cast_slice(&*scores) };
+                        if U::CODED { &*room } else { bytemuck::cast_slice(&*scores) };
                     for panel in 0..padded_dim / width {
-                        let a = Rows { start: probabilities.as_ptr(), stride: block, runs: &[0], len: used };
+                        let a = Rows { start: probabilities.as_ptr(), stride: coded, runs: &[0], len: used };
                         let (b, scale) = self.qkv.value_panel::<U>(self.head, panel, start..start + used);
                         let c = &mut sums[panel * width..];
                         // SAFETY: A is `count` rows of `used` probabilities, B as many values, C `count` rows of sums.

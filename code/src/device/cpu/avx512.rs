@@ -24,6 +24,37 @@ fn run<R>(work: impl FnOnce() -> R) -> R {
     work()
 }
 
+/// Transposes 16 rows of 16 pairs of 16-bit values.
+#[target_feature(enable = "avx512f")]
+pub fn transpose_pairs(rows: &[__m512i; 16]) -> [__m512i; 16] {
+    // Four columns of four rows in each 128-bit lane: `blocks[i][j]` holds column `4 lane + j` of rows `4i..4i + 4`.
+    let mut blocks = [[_mm512_setzero_si512(); 4]; 4];
+    for (block, rows) in blocks.iter_mut().zip(rows.as_chunks::<4>().0) {
+        let (low, high) = (_mm512_unpacklo_epi32(rows[0], rows[1]), _mm512_unpackhi_epi32(rows[0], rows[1]));
+        let (low2, high2) =
+            (_mm512_unpacklo_epi32(rows[2], rows[3]), _mm512_unpackhi_epi32(rows[2], rows[3]));
+        *block = [
+            _mm512_unpacklo_epi64(low, low2),
+            _mm512_unpackhi_epi64(low, low2),
+            _mm512_unpacklo_epi64(high, high2),
+            _mm512_unpackhi_epi64(high, high2),
+        ];
+    }
+    let mut columns = [_mm512_setzero_si512(); 16];
+    for j in 0..4 {
+        let even = |a, b| _mm512_shuffle_i32x4::<0x88>(a, b);
+        let odd = |a, b| _mm512_shuffle_i32x4::<0xdd>(a, b);
+        let [a, b, c, d] = [blocks[0][j], blocks[1][j], blocks[2][j], blocks[3][j]];
+        let (top, bottom) = (even(a, b), even(c, d));
+        columns[j] = even(top, bottom);
+        columns[8 + j] = odd(top, bottom);
+        let (top, bottom) = (odd(a, b), odd(c, d));
+        columns[4 + j] = even(top, bottom);
+        columns[12 + j] = odd(top, bottom);
+    }
+    columns
+}
+
 // Every intrinsic below is sound because `Avx512` is only made by `detect`.
 impl Simd for Avx512 {
     type V = __m512;

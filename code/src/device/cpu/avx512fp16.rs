@@ -18,7 +18,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use super::{
-    avx512::Avx512,
+    avx512::{Avx512, transpose_pairs},
     kernel::{Rows, tile_rows},
     simd::{self, Simd},
     unit::{Panels, Unit},
@@ -138,37 +138,6 @@ fn row_chunk(row: Option<&RowBytes<'_>>, range: Range<usize>, factor: __m512) ->
     _mm512_inserti64x4::<1>(_mm512_castsi256_si512(narrow(low, factor)), narrow(high, factor))
 }
 
-/// Transposes 16 rows of 16 pairs.
-#[target_feature(enable = "avx512f")]
-fn transpose(rows: &[__m512i; 16]) -> [__m512i; 16] {
-    // Four columns of four rows in each 128-bit lane: `blocks[i][j]` holds column `4 lane + j` of rows `4i..4i + 4`.
-    let mut blocks = [[_mm512_setzero_si512(); 4]; 4];
-    for (block, rows) in blocks.iter_mut().zip(rows.as_chunks::<4>().0) {
-        let (low, high) = (_mm512_unpacklo_epi32(rows[0], rows[1]), _mm512_unpackhi_epi32(rows[0], rows[1]));
-        let (low2, high2) =
-            (_mm512_unpacklo_epi32(rows[2], rows[3]), _mm512_unpackhi_epi32(rows[2], rows[3]));
-        *block = [
-            _mm512_unpacklo_epi64(low, low2),
-            _mm512_unpackhi_epi64(low, low2),
-            _mm512_unpacklo_epi64(high, high2),
-            _mm512_unpackhi_epi64(high, high2),
-        ];
-    }
-    let mut columns = [_mm512_setzero_si512(); 16];
-    for j in 0..4 {
-        let even = |a, b| _mm512_shuffle_i32x4::<0x88>(a, b);
-        let odd = |a, b| _mm512_shuffle_i32x4::<0xdd>(a, b);
-        let [a, b, c, d] = [blocks[0][j], blocks[1][j], blocks[2][j], blocks[3][j]];
-        let (top, bottom) = (even(a, b), even(c, d));
-        columns[j] = even(top, bottom);
-        columns[8 + j] = odd(top, bottom);
-        let (top, bottom) = (odd(a, b), odd(c, d));
-        columns[4 + j] = even(top, bottom);
-        columns[12 + j] = odd(top, bottom);
-    }
-    columns
-}
-
 /// Which 16-bit lanes are the second of a pair.
 const SECOND: u32 = 0xaaaa_aaaa;
 
@@ -187,7 +156,7 @@ fn pack(rows: &[Option<RowBytes<'_>>], range: Range<usize>, panel: &mut [u16]) -
             for (i, half) in half.iter_mut().enumerate() {
                 *half = row_chunk(rows[2 * i + parity].as_ref(), range.clone(), factor);
             }
-            *half = transpose(half);
+            *half = transpose_pairs(half);
         }
         for (k, lines) in lines.as_chunks_mut::<2>().0.iter_mut().enumerate() {
             let [even, odd] = [halves[0][k], halves[1][k]];
@@ -302,8 +271,10 @@ unsafe fn tile<const R: usize>(
 impl Unit for Avx512Fp16 {
     type S = Avx512;
     type Value = u16;
+    const CODED: bool = true;
     const SCALED: bool = true;
     const STEP: usize = 2;
+    const DEPTH: usize = 384;
 
     #[inline(always)]
     fn simd(self) -> Avx512 {
@@ -376,7 +347,7 @@ impl Unit for Avx512Fp16 {
     ) -> (&'a [u16], f32) {
         match panels {
             Panels::Fp16(values, scales) => (&values[range], scales[index]),
-            Panels::F32(_) | Panels::Bf16(_) => unreachable!("kept by another unit"),
+            Panels::F32(_) | Panels::Bf16(_) | Panels::Tiles(_) => unreachable!("kept by another unit"),
         }
     }
     #[inline(always)]

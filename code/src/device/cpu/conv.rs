@@ -239,7 +239,7 @@ pub fn conv<U: Unit>(
 ) -> Buffer {
     let [in_height, in_width] = input.size();
     let [height, width] = geometry.output(in_height, in_width, kernel.size);
-    let mut out = Buffer::zeros(height * width * kernel.outputs);
+    let mut out = Buffer::dirty(height * width * kernel.outputs);
     let place = Place { step: 1, first: [0, 0], width };
     run_tiles(
         unit,
@@ -259,7 +259,7 @@ pub fn upsampled_conv<U: Unit>(
     epilogue: Epilogue<'_>,
 ) -> Buffer {
     let [height, width] = input.size();
-    let mut out = Buffer::zeros(4 * height * width * kernels[0].outputs);
+    let mut out = Buffer::dirty(4 * height * width * kernels[0].outputs);
     let jobs: [Job<'_>; 4] = std::array::from_fn(|i| {
         let [y, x] = [i / 2, i % 2];
         let geometry = ConvGeometry { stride: 1, padding: [1 - y, 1 - x, y, x] };

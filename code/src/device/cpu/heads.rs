@@ -23,7 +23,7 @@ pub struct CpuQkv {
     pub layout: HeadLayout,
     /// Rows of the sequence.
     pub rows: usize,
-    /// `[query_heads][rows][head_dim]`, and by row what products are to be multiplied by.
+    /// `[query_heads][rows][stride]`, and by row what products are to be multiplied by.
     query: Buffer,
     query_scales: Vec<f32>,
     /// The same by panel.
@@ -40,6 +40,8 @@ struct Sizes {
     rows: usize,
     /// Values of a head's row, padded.
     dim: usize,
+    /// Values from one query to the next.
+    stride: usize,
     /// Panels of a row of values.
     panels: usize,
 }
@@ -50,6 +52,7 @@ impl Sizes {
         Self {
             rows: rows.next_multiple_of(width),
             dim: dim.next_multiple_of(U::STEP),
+            stride: U::stride(dim),
             panels: dim.div_ceil(width),
         }
     }
@@ -62,12 +65,12 @@ impl CpuQkv {
     fn key_value_head(&self, query_head: usize) -> usize {
         query_head / (self.layout.query_heads / self.layout.key_value_heads)
     }
-    /// Queries `rows` of a head, `[rows][head_dim, padded]`, and their scales.
+    /// Queries `rows` of a head, [`Unit::stride`] apart, and their scales.
     pub fn queries<U: Unit>(&self, head: usize, rows: Range<usize>) -> (&[U::Value], &[f32]) {
-        let (dim, first) = (self.sizes::<U>().dim, head * self.rows);
+        let (stride, first) = (self.sizes::<U>().stride, head * self.rows);
         let rows = first + rows.start..first + rows.end;
         let values: &[U::Value] = bytemuck::cast_slice(&self.query);
-        (&values[rows.start * dim..rows.end * dim], &self.query_scales[rows])
+        (&values[rows.start * stride..rows.end * stride], &self.query_scales[rows])
     }
     /// Keys of panel `panel` of the KV head of `query_head`, `[head_dim, padded][panel's keys]`, and their scale.
     pub fn key_panel<U: Unit>(&self, query_head: usize, panel: usize) -> (&[U::Value], f32) {
@@ -138,9 +141,9 @@ pub fn qkv_heads<U: Unit>(
     let (simd, width, dim) = (unit.simd(), kernel::columns::<U::S>(), layout.head_dim);
     let rows = parts.iter().map(|part| part.qkv.rows()).sum::<usize>();
     let sizes = Sizes::new::<U>(rows, dim);
-    let room = |values: usize| Buffer::zeros((values * size_of::<U::Value>()).div_ceil(size_of::<f32>()));
+    let room = |values: usize| Buffer::dirty((values * size_of::<U::Value>()).div_ceil(size_of::<f32>()));
     let (heads, groups) = (layout.key_value_heads, sizes.rows / width);
-    let mut query = room(layout.query_heads * rows * sizes.dim);
+    let mut query = room(layout.query_heads * rows * sizes.stride);
     let mut query_scales = vec![1.0; layout.query_heads * rows];
     let mut key = room(heads * sizes.rows * sizes.dim);
     let mut key_scales = vec![1.0; heads * groups];
@@ -164,7 +167,7 @@ pub fn qkv_heads<U: Unit>(
                         normalise_and_rotate(simd, from, part.query_norm, epsilon, turn, normal);
                         // SAFETY: this row of this head is this task's alone.
                         unsafe {
-                            let to = queries.get(at * sizes.dim..(at + 1) * sizes.dim);
+                            let to = queries.get(at * sizes.stride..(at + 1) * sizes.stride);
                             query_scales.get(at..at + 1)[0] = unit.encode(normal, to);
                         }
                     }

@@ -9,6 +9,8 @@ use crate::error::{Error, Result};
 /// An instruction set that kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
+    /// In bf16, products in tiles; 512-bit vectors for all else.
+    Amx,
     /// 512-bit vectors; in bf16, products in fp16.
     Avx512Fp16,
     /// 512-bit vectors, bf16 widened to f32.
@@ -21,11 +23,12 @@ pub enum Isa {
 
 impl Isa {
     /// All, the fastest first.
-    pub const ALL: [Self; 4] = [Self::Avx512Fp16, Self::Avx512, Self::Avx2, Self::Portable];
+    pub const ALL: [Self; 5] = [Self::Amx, Self::Avx512Fp16, Self::Avx512, Self::Avx2, Self::Portable];
 
     /// As `FLUX2_CPU_ISA` spells it.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Amx => "amx",
             Self::Avx512Fp16 => "avx512fp16",
             Self::Avx512 => "avx512",
             Self::Avx2 => "avx2",
@@ -45,7 +48,12 @@ impl Isa {
     pub fn choose() -> Result<Self> {
         match std::env::var_os("FLUX2_CPU_ISA") {
             Some(name) => Self::forced(&name.to_string_lossy()),
-            None => Ok(Self::ALL.into_iter().find(|isa| isa.available()).unwrap_or(Self::Portable)),
+            None => {
+                let best = Self::ALL.into_iter().find(|isa| isa.available()).unwrap_or(Self::Portable);
+                #[cfg(target_arch = "x86_64")]
+                super::amx_permission::warn_if_refused(best.name());
+                Ok(best)
+            }
         }
     }
 
@@ -63,12 +71,24 @@ impl Isa {
     pub(super) fn kernels(self) -> Result<Kernels> {
         self.detect().ok_or_else(|| {
             let have: Vec<_> = Self::ALL.into_iter().filter(|isa| isa.available()).map(Self::name).collect();
-            unavailable(format!("this host has no {self}; it can run {}", have.join(", ")))
+            unavailable(format!("this host has no {self}{}; it can run {}", self.why_not(), have.join(", ")))
         })
+    }
+
+    /// What an error adds where the processor would have it.
+    #[allow(clippy::unused_self, reason = "used where there is an instruction set to refuse")]
+    fn why_not(self) -> String {
+        #[cfg(target_arch = "x86_64")]
+        if let (Self::Amx, Some(why)) = (self, super::amx_permission::refusal()) {
+            return format!(" that this process may use: {why}");
+        }
+        String::new()
     }
 
     fn detect(self) -> Option<Kernels> {
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => super::amx::Amx::detect().map(Kernels::Amx),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Fp16 => super::avx512fp16::Avx512Fp16::detect().map(Kernels::Avx512Fp16),
             #[cfg(target_arch = "x86_64")]
@@ -76,7 +96,7 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => super::avx2::Avx2::detect().map(Kernels::Avx2),
             #[cfg(not(target_arch = "x86_64"))]
-            Self::Avx512Fp16 | Self::Avx512 | Self::Avx2 => None,
+            Self::Amx | Self::Avx512Fp16 | Self::Avx512 | Self::Avx2 => None,
             Self::Portable => Some(Kernels::Portable(Portable)),
         }
     }
@@ -96,6 +116,8 @@ fn unavailable(what: String) -> Error {
 #[derive(Clone, Copy)]
 pub(super) enum Kernels {
     #[cfg(target_arch = "x86_64")]
+    Amx(super::amx::Amx),
+    #[cfg(target_arch = "x86_64")]
     Avx512Fp16(super::avx512fp16::Avx512Fp16),
     #[cfg(target_arch = "x86_64")]
     Avx512(super::avx512::Avx512),
@@ -108,6 +130,11 @@ pub(super) enum Kernels {
 macro_rules! dispatch {
     ($kernels:expr, $simd:ident => $body:expr) => {
         match $kernels {
+            #[cfg(target_arch = "x86_64")]
+            $crate::device::cpu::isa::Kernels::Amx(unit) => {
+                let $simd = $crate::device::cpu::unit::Unit::simd(unit);
+                $body
+            }
             #[cfg(target_arch = "x86_64")]
             $crate::device::cpu::isa::Kernels::Avx512Fp16(unit) => {
                 let $simd = $crate::device::cpu::unit::Unit::simd(unit);
@@ -127,6 +154,8 @@ pub(super) use dispatch;
 macro_rules! dispatch_unit {
     ($kernels:expr, $precision:expr, $unit:ident => $body:expr) => {
         match ($kernels, $precision) {
+            #[cfg(target_arch = "x86_64")]
+            ($crate::device::cpu::isa::Kernels::Amx($unit), $crate::device::Precision::Bf16) => $body,
             #[cfg(target_arch = "x86_64")]
             ($crate::device::cpu::isa::Kernels::Avx512Fp16($unit), $crate::device::Precision::Bf16) => $body,
             (kernels, _) => $crate::device::cpu::isa::dispatch!(kernels, simd => {

@@ -2,8 +2,8 @@
 //! `x Wᵀ` with everything that follows it: bias, SwiGLU, gate and residual are applied while the tile is in the
 //! first-level cache, so a linear reads its input once, its weights once per block of rows, and writes its output once.
 //!
-//! Blocking, outermost first: tasks of `TASK_ROWS` × `TASK_COLUMNS`; within a task slices along `k`, so that a
-//! panel stays in the first-level cache however long the rows are; within a slice blocks of `BLOCK_ROWS` rows that stay in
+//! Blocking, outermost first: tasks of `Unit::TASK_ROWS` × `Unit::TASK_COLUMNS`; within a task slices along `k`, so that a
+//! panel stays in the first-level cache however long the rows are, while the weights of the next slice are fetched; within a slice blocks of `BLOCK_ROWS` rows that stay in
 //! the second-level cache while all panels pass over them. Partial sums of a task live in scratch memory.
 
 use rayon::prelude::*;
@@ -16,17 +16,8 @@ use super::{
     weights::{CpuGatedMatrix, CpuMatrix, RowBytes},
 };
 
-/// Values of `k` that are multiplied before the sums go back to memory: a panel takes half the first-level cache, 24 KiB.
-const fn depth<U: Unit>() -> usize {
-    let fits = 24 * 1024 / (kernel::columns::<U::S>() * size_of::<U::Value>());
-    if fits < 384 { fits } else { 384 }
-}
 /// Rows that stay in the second-level cache: at most 288 KiB of a slice.
 const BLOCK_ROWS: usize = 192;
-/// Rows of a task: what a packed weight is used for.
-const TASK_ROWS: usize = 768;
-/// Columns of a task.
-const TASK_COLUMNS: usize = 128;
 /// Up to this many rows the weights are read in place, a dot product at a time: the memory decides.
 const FEW_ROWS: usize = 3;
 
@@ -140,21 +131,21 @@ impl Epilogue<'_> {
 /// The product of `rows` rows of `x`, finished by `epilogue`.
 pub fn linear<U: Unit>(unit: U, x: &[f32], rows: usize, w: Weights<'_>, epilogue: Epilogue<'_>) -> Buffer {
     let outputs = w.outputs();
-    let mut out = Buffer::zeros(rows * outputs);
+    let mut out = Buffer::dirty(rows * outputs);
     if rows <= FEW_ROWS {
         few_rows(unit.simd(), x, rows, w, epilogue, &mut out);
         return out;
     }
     let x = Blocked::new(unit, x, rows, w.inputs());
     let panels = outputs.div_ceil(w.panel_outputs::<U::S>());
-    let task_panels = TASK_COLUMNS / kernel::columns::<U::S>();
+    let task_panels = U::TASK_COLUMNS / kernel::columns::<U::S>();
     let column_tasks = panels.div_ceil(task_panels);
     let shared = Shared::new(&mut out);
-    (0..column_tasks * rows.div_ceil(TASK_ROWS)).into_par_iter().with_max_len(1).for_each(|task| {
+    (0..column_tasks * rows.div_ceil(U::TASK_ROWS)).into_par_iter().with_max_len(1).for_each(|task| {
         let (row_task, column_task) = (task / column_tasks, task % column_tasks);
         let task = Task {
-            first_row: row_task * TASK_ROWS,
-            rows: TASK_ROWS.min(rows - row_task * TASK_ROWS),
+            first_row: row_task * U::TASK_ROWS,
+            rows: U::TASK_ROWS.min(rows - row_task * U::TASK_ROWS),
             first_panel: column_task * task_panels,
             panels: task_panels.min(panels - column_task * task_panels),
         };
@@ -163,37 +154,62 @@ pub fn linear<U: Unit>(unit: U, x: &[f32], rows: usize, w: Weights<'_>, epilogue
     out
 }
 
-/// The input as slices `[rows, depth]` one after the other, so that the rows of a tile lie together.
+/// The input as slices `[rows, U::DEPTH]` one after the other, so that the rows of a tile lie together.
 struct Blocked {
     rows: usize,
     inputs: usize,
-    /// `[slice][rows][depth]` of the unit's values.
+    /// `[slice][rows][stride]` of the unit's values.
     values: Buffer,
     /// `[slice][rows]`: what products are to be multiplied by.
     scales: Vec<f32>,
 }
 
+/// A slice along `k`.
+struct Slice {
+    index: usize,
+    /// First value.
+    start: usize,
+    /// Values of a row.
+    len: usize,
+    /// The same, padded to steps.
+    steps: usize,
+    /// Values from one row to the next.
+    stride: usize,
+}
+
+/// All slices of rows of `inputs` values.
+fn slices<U: Unit>(inputs: usize) -> impl Iterator<Item = Slice> {
+    (0..inputs).step_by(U::DEPTH).enumerate().map(move |(index, start)| {
+        let len = U::DEPTH.min(inputs - start);
+        Slice { index, start, len, steps: len.next_multiple_of(U::STEP), stride: U::stride(len) }
+    })
+}
+
 impl Blocked {
     fn new<U: Unit>(unit: U, x: &[f32], rows: usize, inputs: usize) -> Self {
-        let len = rows * inputs.next_multiple_of(U::STEP) * size_of::<U::Value>();
-        let mut values = Buffer::zeros(len.div_ceil(size_of::<f32>()));
-        let mut scales = vec![1.0; rows * inputs.div_ceil(depth::<U>())];
+        let count = inputs.div_ceil(U::DEPTH);
+        let len = count * rows * U::stride(U::DEPTH.min(inputs)) * size_of::<U::Value>();
+        let mut values = Buffer::dirty(len.div_ceil(size_of::<f32>()));
+        let mut scales = vec![1.0; rows * count];
         let shared = Shared::<U::Value>::new(bytemuck::cast_slice_mut(&mut values));
         let shared_scales = Shared::new(&mut scales);
         (0..rows.div_ceil(64)).into_par_iter().for_each(|group| {
-            for start in (0..inputs).step_by(depth::<U>()) {
-                let len = depth::<U>().min(inputs - start);
-                let stride = len.next_multiple_of(U::STEP);
+            for slice in slices::<U>(inputs) {
                 for row in 64 * group..rows.min(64 * group + 64) {
-                    let (at, scale) = (start * rows + row * stride, start / depth::<U>() * rows + row);
+                    let at = Self::at::<U>(rows, inputs, &slice, row);
+                    let scale = slice.index * rows + row;
                     // SAFETY: each row of each slice is written by the one task that has the row.
                     let (to, scale) =
-                        unsafe { (shared.get(at..at + stride), shared_scales.get(scale..scale + 1)) };
-                    scale[0] = unit.encode(&x[row * inputs + start..][..len], to);
+                        unsafe { (shared.get(at..at + slice.steps), shared_scales.get(scale..scale + 1)) };
+                    scale[0] = unit.encode(&x[row * inputs + slice.start..][..slice.len], to);
                 }
             }
         });
         Self { rows, inputs, values, scales }
+    }
+    /// Where a row of a slice starts.
+    fn at<U: Unit>(rows: usize, inputs: usize, slice: &Slice, row: usize) -> usize {
+        slice.index * rows * U::stride(U::DEPTH.min(inputs)) + row * slice.stride
     }
 }
 
@@ -208,7 +224,7 @@ impl Task {
     fn run<U: Unit>(&self, unit: U, x: &Blocked, w: Weights<'_>, epilogue: Epilogue<'_>, out: Shared<'_>) {
         let width = kernel::columns::<U::S>();
         let values: &[U::Value] = bytemuck::cast_slice(&x.values);
-        let panel = depth::<U>().min(x.inputs).next_multiple_of(U::STEP) * width;
+        let panel = U::DEPTH.min(x.inputs).next_multiple_of(U::STEP) * width;
         let packed = (self.panels * panel * size_of::<U::Value>()).div_ceil(size_of::<f32>());
         with_scratch(
             [packed, self.panels, self.panels * self.rows * width],
@@ -218,25 +234,34 @@ impl Task {
                 if x.inputs == 0 {
                     sums.fill(0.0);
                 }
-                for start in (0..x.inputs).step_by(depth::<U>()) {
-                    let len = depth::<U>().min(x.inputs - start);
-                    let stride = len.next_multiple_of(U::STEP);
-                    for panel in 0..self.panels {
-                        let rows = w.panel_rows::<U::S>(self.first_panel + panel);
-                        let to = &mut packed[panel * stride * width..(panel + 1) * stride * width];
-                        factors[panel] = unit.pack(&rows[..width], start..start + len, to);
+                let columns: Vec<_> =
+                    (0..self.panels).map(|panel| w.panel_rows::<U::S>(self.first_panel + panel)).collect();
+                for slice in slices::<U>(x.inputs) {
+                    let len = slice.steps * width;
+                    for (panel, rows) in columns.iter().enumerate() {
+                        let to = &mut packed[panel * len..(panel + 1) * len];
+                        factors[panel] = unit.pack(&rows[..width], slice.start..slice.start + slice.len, to);
                     }
+                    let next = slice.start + slice.len;
+                    let next = next..x.inputs.min(next + U::DEPTH);
+                    let mut ahead = columns.iter().flat_map(|rows| &rows[..width]);
+                    let per_product = width.div_ceil(self.rows.div_ceil(BLOCK_ROWS));
                     for block in (0..self.rows).step_by(BLOCK_ROWS) {
                         let count = BLOCK_ROWS.min(self.rows - block);
                         let row = self.first_row + block;
-                        let a = &values[start * x.rows + row * stride..][..count * stride];
-                        let a = Rows { start: a.as_ptr(), stride, runs: &[0], len: stride };
-                        let scales = &x.scales[start / depth::<U>() * x.rows + row..][..count];
+                        let a = &values[Blocked::at::<U>(x.rows, x.inputs, &slice, row)..];
+                        let a = &a[..(count - 1) * slice.stride + slice.steps];
+                        let a =
+                            Rows { start: a.as_ptr(), stride: slice.stride, runs: &[0], len: slice.steps };
+                        let scales = &x.scales[slice.index * x.rows + row..][..count];
                         for panel in 0..self.panels {
-                            let b = &packed[panel * stride * width..(panel + 1) * stride * width];
+                            let b = &packed[panel * len..(panel + 1) * len];
+                            for row in ahead.by_ref().take(per_product).flatten() {
+                                row.prefetch(next.clone());
+                            }
                             let at = (panel * self.rows + block) * width;
                             let c = &mut sums[at..at + count * width];
-                            // SAFETY: A has `count` rows of `stride` values and scales, B `stride` rows and C `count`
+                            // SAFETY: A has `count` rows of `steps` values and scales, B `steps` rows and C `count`
                             // rows of `width`.
                             unsafe {
                                 unit.product(
@@ -247,7 +272,7 @@ impl Task {
                                     factors[panel],
                                     c.as_mut_ptr(),
                                     width,
-                                    start > 0,
+                                    slice.index > 0,
                                 );
                             };
                         }

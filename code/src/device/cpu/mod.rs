@@ -2,18 +2,22 @@
 //! The processor of this computer.
 //!
 //! Activations are f32 row-major; weights are used in place from the memory map. What [`Precision::Bf16`] changes: weights
-//! stored as f32 are rounded to bf16, and where the processor has AVX512-FP16, products are multiplied in fp16, more finely
-//! than bf16 inputs would be. Everything else is f32. Results are the same bit for bit for any number of threads: how work
+//! stored as f32 are rounded to bf16; where the processor has AMX, products are multiplied in bf16 with f32 sums; where it
+//! has AVX512-FP16 instead, in fp16, more finely than bf16 inputs would be. Everything else is f32. Results are the same bit for bit for any number of threads: how work
 //! is cut never depends on it, nor the order of a sum on how work is cut.
 //!
 //! `isa` chooses the instructions, `simd` is what kernels are written in, `unit` how `linear`, `attention` and `conv`
-//! multiply matrices: by the f32 `kernel` or by `avx512fp16`.
+//! multiply matrices: by the f32 `kernel`, by `amx` or by `avx512fp16`.
 
 // Kernels are generic over the instruction set and must be inlined into the function that switches it on.
 #![allow(clippy::inline_always)]
 // Vector loads need no alignment.
 #![allow(clippy::cast_ptr_alignment)]
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod amx_permission;
 mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -29,6 +33,7 @@ mod kernel;
 mod linear;
 mod norm;
 mod peak;
+mod recycle;
 mod simd;
 mod threads;
 mod unit;
@@ -106,10 +111,10 @@ impl CpuDevice {
         self.pool.current_num_threads()
     }
 
-    /// The most floating-point operations per second that this device's instructions and threads can do, measured
-    /// for `time` in registers alone: what the rates of its kernels are to be compared with.
+    /// The most floating-point operations per second that what multiplies matrices on this device can do with its
+    /// threads, measured for `time` in registers alone: what the rates of its kernels are to be compared with.
     pub fn peak_flops(&self, time: Duration) -> f64 {
-        dispatch!(self.kernels, s => self.pool.install(|| peak::peak(s, time)))
+        dispatch_unit!(self.kernels, self.precision, unit => self.pool.install(|| peak::peak(unit, time)))
     }
 
     /// Prepares a weight and counts what it holds.
@@ -285,7 +290,7 @@ impl Device for CpuDevice {
     fn concat_rows(&self, parts: &[&CpuTensor]) -> Result<CpuTensor> {
         let columns = parts.first().map_or(0, |part| part.columns());
         let rows = parts.iter().map(|part| part.rows()).sum();
-        let mut values = Buffer::zeros(rows * columns);
+        let mut values = Buffer::dirty(rows * columns);
         let mut rest = &mut values[..];
         for part in parts {
             let (to, after) = rest.split_at_mut(part.values().len());

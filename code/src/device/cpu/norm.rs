@@ -19,7 +19,7 @@ const SUMMED_IN_F32: usize = 32;
 
 /// Runs `row(input, output)` over all rows.
 fn by_row<S: Simd>(simd: S, x: &[f32], columns: usize, row: impl Fn(&[f32], &mut [f32]) + Sync) -> Buffer {
-    let mut out = Buffer::zeros(x.len());
+    let mut out = Buffer::dirty(x.len());
     if x.is_empty() {
         return out;
     }
@@ -123,7 +123,7 @@ pub fn by_value<S: Simd, const N: usize>(
     inputs: [&[f32]; N],
     f: impl Fn([S::V; N]) -> S::V + Sync,
 ) -> Buffer {
-    let mut out = Buffer::zeros(inputs[0].len());
+    let mut out = Buffer::dirty(inputs[0].len());
     out.par_chunks_mut(CHUNK).enumerate().for_each(|(i, out)| {
         let inputs = inputs.map(|input| &input[i * CHUNK..i * CHUNK + out.len()]);
         simd.vectorize(
@@ -144,7 +144,7 @@ pub fn by_value<S: Simd, const N: usize>(
 
 /// `x + gate · y` by row.
 pub fn gated_add<S: Simd>(simd: S, x: &[f32], gate: &[f32], y: &[f32]) -> Buffer {
-    let mut out = Buffer::zeros(x.len());
+    let mut out = Buffer::dirty(x.len());
     if x.is_empty() {
         return out;
     }
@@ -298,7 +298,7 @@ pub fn affine_row<S: Simd>(simd: S, x: &[f32], scale: &[f32], shift: &[f32], sil
 
 /// Nearest neighbour ×2 of an image `[height, width, channels]`.
 pub fn upsample(x: &[f32], [height, width, channels]: [usize; 3]) -> Buffer {
-    let mut out = Buffer::zeros(4 * x.len());
+    let mut out = Buffer::dirty(4 * x.len());
     if out.is_empty() {
         return out;
     }

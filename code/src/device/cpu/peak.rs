@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the multiply-add units can do at most, measured: the yardstick of every kernel on the machine at hand.
+//! What the unit that multiplies matrices can do at most, measured: the yardstick of every kernel on the machine at hand.
 
 use std::time::{Duration, Instant};
 
-use super::simd::Simd;
+use super::{simd::Simd, unit::Unit};
 
 /// Independent sums: enough for the latency of any multiply-add unit, few enough for 16 registers.
 const CHAINS: usize = 12;
@@ -12,29 +12,34 @@ const STEPS: usize = 20_000;
 
 /// Floating-point operations per second of all threads of the current pool together, in registers only: the best of
 /// some bursts within `time`.
-pub fn peak<S: Simd>(simd: S, time: Duration) -> f64 {
+pub fn peak<U: Unit>(unit: U, time: Duration) -> f64 {
     let start = Instant::now();
     let mut best = 0.0f64;
     while start.elapsed() < time || best == 0.0 {
         let rates = rayon::broadcast(|_| {
             let start = Instant::now();
-            let mut bursts = 0;
+            let mut operations = 0.0;
             while start.elapsed() < Duration::from_millis(5) {
-                std::hint::black_box(simd.vectorize(
-                    #[inline(always)]
-                    || burst(simd),
-                ));
-                bursts += 1;
+                operations += unit.burst();
             }
-            (2 * CHAINS * S::LANES * STEPS * bursts) as f64 / start.elapsed().as_secs_f64()
+            operations / start.elapsed().as_secs_f64()
         });
         best = best.max(rates.iter().sum());
     }
     best
 }
 
+/// f32 multiply-adds; their number, twice.
+pub fn burst<S: Simd>(simd: S) -> f64 {
+    std::hint::black_box(simd.vectorize(
+        #[inline(always)]
+        || chains(simd),
+    ));
+    (2 * CHAINS * S::LANES * STEPS) as f64
+}
+
 #[inline(always)]
-fn burst<S: Simd>(simd: S) -> f32 {
+fn chains<S: Simd>(simd: S) -> f32 {
     let (factor, term) = (simd.splat(std::hint::black_box(0.999)), simd.splat(std::hint::black_box(0.001)));
     let mut sums = [simd.splat(0.5); CHAINS];
     for _ in 0..STEPS {

@@ -8,7 +8,9 @@ use bytemuck::Pod;
 use half::bf16;
 
 use super::{
+    buffer::Buffer,
     kernel::{self, Rows},
+    peak,
     simd::Simd,
     weights::{RowBytes, pack_panel},
 };
@@ -21,6 +23,8 @@ pub enum Panels {
     Bf16(Vec<u16>),
     /// fp16, and what products with each panel are to be multiplied by.
     Fp16(Vec<u16>, Vec<f32>),
+    /// bf16 in tiles of pairs, two values in the place of one f32, aligned to cache lines.
+    Tiles(Buffer),
 }
 
 impl Panels {
@@ -28,6 +32,7 @@ impl Panels {
     pub fn bytes(&self) -> u64 {
         match self {
             Self::F32(values) => size_of_val(&values[..]) as u64,
+            Self::Tiles(values) => size_of_val(&values[..]) as u64,
             Self::Bf16(values) | Self::Fp16(values, _) => size_of_val(&values[..]) as u64,
         }
     }
@@ -39,13 +44,26 @@ pub trait Unit: Copy + Send + Sync + 'static {
     type S: Simd;
     /// An operand's value.
     type Value: Pod + Send + Sync;
-    /// Whether values are scaled, and so differ from f32.
+    /// Whether values differ from f32.
+    const CODED: bool;
+    /// Whether they are scaled.
     const SCALED: bool;
     /// Rows and runs of `A` and panels of `B` are padded with zeros to a multiple of this along `k`.
     const STEP: usize;
+    /// Values of `k` that a linear multiplies before the sums go back to memory; a multiple of [`Unit::STEP`].
+    const DEPTH: usize;
+    /// Rows of a linear's task: what a packed weight is used for.
+    const TASK_ROWS: usize = 768;
+    /// Columns of a linear's task: what a row in the second-level cache is used for.
+    const TASK_COLUMNS: usize = 128;
 
     /// The vectors that go with it.
     fn simd(self) -> Self::S;
+
+    /// Values from one row of `A` to the next, for rows of `len`: at least `len` padded to [`Unit::STEP`].
+    fn stride(len: usize) -> usize {
+        len.next_multiple_of(Self::STEP)
+    }
 
     /// Writes `from` as values of `A`, and zeros after it up to the end of `to`.
     ///
@@ -103,6 +121,11 @@ pub trait Unit: Copy + Send + Sync + 'static {
         c_stride: usize,
         accumulate: bool,
     );
+
+    /// Multiplies in registers alone, for a fraction of a millisecond; the number of floating-point operations.
+    fn burst(self) -> f64 {
+        peak::burst(self.simd())
+    }
 }
 
 /// f32 multiply-adds. Nothing is scaled.
@@ -112,8 +135,14 @@ pub struct Single<S>(pub S);
 impl<S: Simd> Unit for Single<S> {
     type S = S;
     type Value = f32;
+    const CODED: bool = false;
     const SCALED: bool = false;
     const STEP: usize = 1;
+    /// A panel takes half the first-level cache, 24 KiB.
+    const DEPTH: usize = {
+        let fits = 24 * 1024 / (kernel::columns::<S>() * size_of::<f32>());
+        if fits < 384 { fits } else { 384 }
+    };
 
     #[inline(always)]
     fn simd(self) -> S {
@@ -176,7 +205,7 @@ impl<S: Simd> Unit for Single<S> {
                 );
                 (room, 1.0)
             }
-            Panels::Fp16(..) => unreachable!("kept by another unit"),
+            Panels::Fp16(..) | Panels::Tiles(_) => unreachable!("kept by another unit"),
         }
     }
     #[inline(always)]
