@@ -128,7 +128,14 @@ fn provenance(wire: &Wire) -> Vec<(String, String)> {
         row(&format!("base image {name}"), image.as_str().unwrap_or_default().to_owned());
     }
     row("toolchain", wire.built("toolchain").to_owned());
-    row("image", wire.container.image.digest.clone().unwrap_or_default());
+    let image = &wire.container.image;
+    if image.registry == "hf" {
+        row("image", image.digest.clone().unwrap_or_default());
+    } else {
+        row("image", wire.built("image_digest").to_owned());
+        let digest = image.digest.as_deref().unwrap_or_default();
+        row("image in its registry", format!("{}/{}@{digest}", image.registry, image.repository));
+    }
     row("built", format!("{} by packager {}", wire.built("created_at"), wire.built("tt_model_version")));
     rows
 }

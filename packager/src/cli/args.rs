@@ -55,6 +55,8 @@ pub enum Command {
     },
     /// Download weights or a package from the Hub into its cache, and check every byte.
     Fetch(FetchArgs),
+    /// Push a package's image to a registry, read it back, and point the package at it.
+    Push(PushArgs),
     /// Run a package as a consumer would, and wait until it answers.
     Serve(ServeArgs),
     /// Stop a served package and remove its container.
@@ -189,6 +191,32 @@ Files go to the Hugging Face cache, where every program of that family finds the
 again; what was cut goes on where it stopped, also after a killed process. Environment: HF_TOKEN or HF_TOKEN_PATH \
 (sent to HF_ENDPOINT's host only), HF_HOME, HF_HUB_CACHE, HF_ENDPOINT, HF_HUB_OFFLINE, HF_HUB_DOWNLOAD_TIMEOUT, \
 HF_HUB_DISABLE_PROGRESS_BARS, HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE.";
+
+/// Options of `push`.
+#[derive(Debug, Args)]
+#[command(after_help = PUSH_HELP)]
+pub struct PushArgs {
+    /// build/<name>.
+    pub package: PathBuf,
+    /// Where the image goes; without a tag it gets the first 12 digits of its id.
+    #[arg(long, value_name = "HOST/REPO[:TAG]")]
+    pub registry: String,
+    /// Say what would be sent, with sizes; send and change nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Plain HTTP to a registry that is not on this machine.
+    #[arg(long)]
+    pub plain_http: bool,
+    /// Leave image/ out of the package once the registry has it.
+    #[arg(long)]
+    pub drop_image: bool,
+}
+
+const PUSH_HELP: &str = "\
+Only blobs that the registry lacks are sent. The tag moves last, after everything was read back, so a push that fails \
+leaves the tag as it was and the package as it is. Credentials are those of `docker login`: DOCKER_CONFIG or \
+~/.docker/config.json, and the helpers it names. Environment: HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE, \
+PACKAGER_REGISTRY_TIMEOUT (seconds of silence, 300).";
 
 /// Options of `serve`.
 #[derive(Debug, Args)]

@@ -47,8 +47,23 @@ pub async fn serve(args: ServeArgs, output: Output) -> Result<()> {
     }
     let image = &wire.container.image.tag;
     if engine.docker.inspect_image(image).await.is_err() {
+        let layout = args.package.join("image");
+        if !layout.is_dir() {
+            let place = &wire.container.image;
+            let pinned = format!(
+                "{}/{}@{}",
+                place.registry,
+                place.repository,
+                place.digest.as_deref().unwrap_or_default()
+            );
+            let failure = Failure::new(
+                Class::Engine,
+                format!("{image} is not in the engine, and the package has no image/"),
+            );
+            return Err(failure.next(format!("docker pull {pinned} && docker tag {pinned} {image}")));
+        }
         output.note(&format!("loading {image}"));
-        check::load(&engine, &args.package.join("image")).await?;
+        check::load(&engine, &layout).await?;
     }
     let run = create(&engine, &wire, &mut choice, args.port).await?;
     if !args.detach {

@@ -1,12 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The commands that talk to the Hub.
+//! The commands that talk to the Hub and to registries.
 
-use std::{fmt::Write as _, path::Path};
+use std::{fmt::Write as _, path::Path, sync::Arc};
 
 use hub::{Settings, bar::Bar, progress::size};
 
-use super::{args::FetchArgs, output::Output};
-use crate::{error::Result, fetch, manifest, pins::Lock};
+use super::{
+    args::{FetchArgs, PushArgs},
+    output::Output,
+};
+use crate::{
+    error::{Class, Failure, Result},
+    fetch, manifest,
+    pins::Lock,
+    registry::{self, Credentials, Options, Target},
+};
 
 /// `packager fetch`.
 pub async fn fetch(manifest: &Path, args: FetchArgs, output: Output) -> Result<()> {
@@ -44,5 +52,53 @@ pub async fn fetch(manifest: &Path, args: FetchArgs, output: Output) -> Result<(
         ));
     }
     output.result(&fetched, &text);
+    Ok(())
+}
+
+/// `packager push --registry`.
+pub async fn push(args: PushArgs, output: Output) -> Result<()> {
+    let target = Target::parse(&args.registry)?;
+    let credentials = Credentials::find(&target.host)?;
+    output.note(&format!("{} with {}", target.host, credentials.source));
+    let options = Options {
+        package: args.package,
+        target,
+        dry_run: args.dry_run,
+        plain_http: args.plain_http,
+        drop_image: args.drop_image,
+    };
+    let bar = Arc::new(Bar::new(!output.json));
+    let report = tokio::select! {
+        report = registry::push(&options, credentials, bar) => report?,
+        _ = tokio::signal::ctrl_c() => {
+            let failure = Failure::new(Class::Interrupted, "the push was interrupted");
+            return Err(failure.next("run it again: what the registry has is not sent again"));
+        }
+    };
+    let mut text = String::new();
+    for blob in &report.blobs {
+        let state = match (blob.there, report.pushed) {
+            (true, _) => "there already",
+            (false, true) => "sent",
+            (false, false) => "to be sent",
+        };
+        let _ = writeln!(text, "{:<6}  {}  {:>9}  {state}", blob.role, blob.digest, size(blob.size));
+    }
+    let verb = if report.pushed { "sent" } else { "to send" };
+    let _ = writeln!(
+        text,
+        "{verb} {} of {}",
+        size(report.bytes_sent),
+        size(report.blobs.iter().map(|blob| blob.size).sum())
+    );
+    if let Some(old) = &report.replaces {
+        let moves = if report.pushed { "moved from" } else { "would move from" };
+        let _ = writeln!(text, "the tag {moves} {old}");
+    }
+    let _ = writeln!(text, "{}\n{}", report.image, report.pinned);
+    if report.package_updated {
+        let _ = writeln!(text, "{} points at it now", options.package.display());
+    }
+    output.result(&report, &text);
     Ok(())
 }

@@ -52,6 +52,7 @@ async fn run(cli: Cli, output: Output) -> Result<()> {
         Command::Card { package } => produce::card(&package, output),
         Command::Verify { package } => produce::verify(&package, output),
         Command::Fetch(args) => exchange::fetch(manifest, args, output).await,
+        Command::Push(args) => exchange::push(args, output).await,
         Command::Serve(args) => consume::serve(args, output).await,
         Command::Stop { package, profile } => consume::stop(&package, profile.as_deref(), output).await,
         Command::Digest { dir } => author::digest(&dir, output),

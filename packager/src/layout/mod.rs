@@ -33,6 +33,11 @@ impl Identity {
         &self.config["sha256:".len()..][..12]
     }
 
+    /// What consumers get it by: its id when it lies in the package, its manifest when it lies in a registry.
+    pub fn pulled_by(&self, registry: &str) -> &str {
+        if registry == "hf" { &self.config } else { &self.manifest }
+    }
+
     /// The image's name in engines: `tt-model/<name>:<12 digits>`.
     pub fn tag(&self, name: &str) -> String {
         format!("tt-model/{name}:{}", self.short())

@@ -285,7 +285,7 @@ fn record(wire: &Wire, inputs: &Inputs, layout: &Layout, package: &Path) -> Resu
 }
 
 /// Puts the finished package in place of an earlier one in a single step.
-fn replace(package: &Path, target: &Path, work: &TempDir) -> Result<()> {
+pub(crate) fn replace(package: &Path, target: &Path, work: &TempDir) -> Result<()> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     files::set_mode(package, 0o755)?;
     if !target.exists() {
@@ -365,7 +365,7 @@ impl Inputs {
         put("inputs_sha256", json!(self.digest));
         Ok(Facts {
             tag,
-            digest: Some(identity.config.clone()),
+            digest: Some(identity.pulled_by(&loaded.manifest.image.registry).to_owned()),
             tt_metal_version: version,
             revisions: self.lock.weights.iter().map(|pin| pin.revision.clone()).collect(),
             created_at: chrono::Utc::now().format("%Y-%m-%dT%H:%M:%S%.6f+00:00").to_string(),

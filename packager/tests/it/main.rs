@@ -11,6 +11,9 @@ mod faults;
 mod fetch;
 mod manifest;
 mod ours;
+mod registry;
+mod registry_faults;
+mod registry_server;
 mod serve;
 mod stage;
 #[allow(dead_code, reason = "the tests of hub use the rest")]
