@@ -64,6 +64,7 @@ step "THIRD-PARTY.md" scripts/third_party.py --check
 # The one compile of the image; the demo then takes its layers.
 step "our own image, and a consumer's life with it" cargo test --workspace --locked --test it ours -- --ignored
 PROFILE=dev PACKAGER=target/debug/packager step "the demo of the package" scripts/demo-package.sh target/demo
+PACKAGER=target/debug/packager step "the workflows for package authors" scripts/check-ci-examples.sh
 if [ -n "${browser:-}" ]; then
     # The whole workspace, so that nothing is built again with other features.
     step "the page in a browser" cargo test --workspace --locked --test it page -- --ignored

@@ -17,7 +17,7 @@ pub struct Cli {
     /// The manifest.
     #[arg(short, long, global = true, default_value = "manifest.yaml", value_name = "FILE")]
     pub manifest: PathBuf,
-    /// Results and errors as JSON on stdout, for programs.
+    /// Results and errors as JSON on stdout, for programs (packager help json).
     #[arg(long, global = true)]
     pub json: bool,
     /// No colours (also: NO_COLOR).
@@ -82,9 +82,9 @@ pub enum Command {
         /// Directory to write to.
         dir: Option<PathBuf>,
     },
-    /// Explain a topic (manifest) or a command.
+    /// Explain a topic (manifest, json) or a command.
     Help {
-        /// `manifest`, or the name of a command.
+        /// `manifest`, `json` (what --json prints), or the name of a command.
         topic: Vec<String>,
     },
 }

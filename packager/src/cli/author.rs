@@ -146,13 +146,17 @@ pub fn help(topic: &[String]) -> Result<()> {
         let _ = std::io::stdout().write_all(manifest::help::text().as_bytes());
         return Ok(());
     }
+    if topic.iter().map(String::as_str).eq(["json"]) {
+        let _ = std::io::stdout().write_all(super::json::text().as_bytes());
+        return Ok(());
+    }
     let mut command = Cli::command();
     command.build();
     let mut found = &mut command;
     for name in topic {
         let unknown = || {
             Failure::new(Class::Usage, format!("there is no help on {name}"))
-                .next("topics: manifest, or a command of `packager --help`")
+                .next("topics: manifest, json, or a command of `packager --help`")
         };
         found = found.find_subcommand_mut(name).ok_or_else(unknown)?;
     }

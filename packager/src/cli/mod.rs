@@ -6,6 +6,7 @@ mod args;
 mod author;
 mod consume;
 mod exchange;
+pub mod json;
 pub mod output;
 mod produce;
 

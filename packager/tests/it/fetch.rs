@@ -204,6 +204,10 @@ fn exit_codes_tell_network_gate_and_wrong_bytes_apart() {
     });
     assert_eq!(scene.run(&[]).0, 7);
     scene.hub.mend();
+    let fetched = scene.command(&["--json"]).output().expect("runs");
+    let fetched = serde_json::from_slice(&fetched.stdout).expect("JSON");
+    crate::json::assert_documented("fetch", &fetched, packager::cli::json::fields("fetch"));
+    std::fs::remove_dir_all(scene.blobs().parent().expect("the repository")).expect("removed");
     let (code, text) = scene.run(&["--include", "*.json"]);
     assert!(code == 0 && text.contains("snapshots/"), "{text}");
     let offline = scene.command(&[]).env("HF_HUB_OFFLINE", "1").spawn().expect("the program starts");

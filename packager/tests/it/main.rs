@@ -9,6 +9,7 @@ mod digest;
 mod engine;
 mod faults;
 mod fetch;
+mod json;
 mod manifest;
 mod ours;
 mod registry;
