@@ -45,7 +45,13 @@ impl Progress for Bar {
         if !self.wanted {
             return;
         }
-        self.line(&format!("{files} files, {}, of which {} are to come", size(bytes), size(bytes - there)));
+        self.line(&format!(
+            "{files} files, {}, of which {} are to be transferred",
+            size(bytes),
+            size(bytes - there)
+        ));
+        // A push has two parts: sending and reading back.
+        self.drawn.reset();
         self.drawn.set_length(bytes);
         self.drawn.set_position(there);
         self.drawn.reset_eta();

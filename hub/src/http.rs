@@ -4,22 +4,35 @@
 //! Redirects are followed here and not by reqwest, because the token may go to the endpoint's own origin only, and
 //! because an answer that lacks a header must be named. Queries of URLs are never shown: they hold signatures.
 
-use std::{sync::Arc, time::Duration, time::SystemTime};
+use std::{
+    pin::pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant, SystemTime},
+};
 
 use bytes::Bytes;
 use reqwest::{
     Method, Response, StatusCode, Url,
-    header::{ACCEPT_ENCODING, AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER},
+    header::{
+        ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
+        LOCATION, RETRY_AFTER,
+    },
 };
 use serde_json::Value;
 
 use crate::{
     error::{Error, Kind, Result},
     progress::Progress,
+    proxy,
     repo::encode,
     settings::Settings,
 };
 
+/// How often it is looked how far a body has gone.
+const TICK: Duration = Duration::from_millis(250);
 /// Hops that are followed.
 const HOPS: usize = 10;
 /// Longest wait that a server may ask for; after more the user is better told.
@@ -54,8 +67,48 @@ impl From<Error> for Fault {
     }
 }
 
-/// A request: repeatable, so its body is in memory.
-#[derive(Debug, Clone)]
+/// How far the body of a request has gone, so that a stall is told from a long upload.
+#[derive(Debug)]
+pub struct Beat {
+    last: Mutex<Instant>,
+    sent: AtomicU64,
+}
+
+impl Beat {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { last: Mutex::new(Instant::now()), sent: AtomicU64::new(0) })
+    }
+
+    /// The connection took `bytes` more.
+    pub fn sent(&self, bytes: u64) {
+        self.sent.fetch_add(bytes, Ordering::Relaxed);
+        *self.last.lock().expect("no holder panics") = Instant::now();
+    }
+
+    fn quiet(&self) -> Duration {
+        self.last.lock().expect("no holder panics").elapsed()
+    }
+}
+
+/// Opens the body of a request from its start.
+type Open = Arc<dyn Fn(Arc<Beat>) -> reqwest::Body + Send + Sync>;
+
+/// What a request sends. It can be sent again, as often as it takes.
+#[derive(Clone)]
+pub enum Content {
+    /// From memory.
+    Bytes(Bytes),
+    /// Piece by piece, of a length known before.
+    Stream {
+        /// Bytes of the whole.
+        length: u64,
+        /// Opens it; reports what was taken.
+        open: Open,
+    },
+}
+
+/// A request that can be repeated.
+#[derive(Clone)]
 pub struct Call {
     /// Method.
     pub method: Method,
@@ -64,13 +117,32 @@ pub struct Call {
     /// Headers besides those that every request has.
     pub headers: HeaderMap,
     /// Body.
-    pub body: Bytes,
+    pub body: Content,
+    /// How many times longer than usual the answer may take: a commit or the end of an upload is work for the server.
+    pub patience: u32,
 }
 
 impl Call {
     /// A GET.
     pub fn get(url: Url) -> Self {
-        Self { method: Method::GET, url, headers: HeaderMap::new(), body: Bytes::new() }
+        Self {
+            method: Method::GET,
+            url,
+            headers: HeaderMap::new(),
+            body: Content::Bytes(Bytes::new()),
+            patience: 1,
+        }
+    }
+
+    /// A request that sends something and may be answered late.
+    pub fn send(method: Method, url: Url, body: Content) -> Self {
+        Self { method, url, headers: HeaderMap::new(), body, patience: 10 }
+    }
+
+    /// A POST of JSON.
+    pub fn post(url: Url, value: &Value) -> Self {
+        let body = Content::Bytes(value.to_string().into());
+        Self::send(Method::POST, url, body).header(CONTENT_TYPE, "application/json")
     }
 
     /// Adds a header.
@@ -81,6 +153,35 @@ impl Call {
         }
         self
     }
+}
+
+/// An answer that is held in memory.
+#[derive(Debug)]
+pub struct Answer {
+    /// Its status.
+    pub status: u16,
+    /// Its headers.
+    pub headers: HeaderMap,
+    /// Its body.
+    pub body: Vec<u8>,
+}
+
+impl Answer {
+    /// The body as JSON; null if it is none.
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_default()
+    }
+
+    /// A header's text; "" if it is not there.
+    pub fn header(&self, name: &str) -> String {
+        text(&self.headers, name)
+    }
+}
+
+/// A header that may be shown.
+fn text(headers: &HeaderMap, name: &str) -> String {
+    let text = headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    text.chars().filter(|c| !c.is_control()).take(300).collect()
 }
 
 /// A connection pool to a hub and to where it redirects.
@@ -132,8 +233,15 @@ impl<'a> Client<'a> {
                 .request(call.method.clone(), url.clone())
                 .headers(call.headers.clone())
                 // Ranges of a compressed body are ranges of something else.
-                .header(ACCEPT_ENCODING, "identity")
-                .body(call.body.clone());
+                .header(ACCEPT_ENCODING, "identity");
+            let beat = Beat::new();
+            request = match &call.body {
+                Content::Bytes(bytes) => request.body(bytes.clone()),
+                // Signed storage takes no body of unknown length.
+                Content::Stream { length, open } => {
+                    request.header(CONTENT_LENGTH, *length).body(open(beat.clone()))
+                }
+            };
             if let Some(token) = self.settings.token.as_ref().filter(|_| self.is_endpoint(&url)) {
                 let mut value =
                     HeaderValue::from_str(&format!("Bearer {}", token.value())).map_err(|_| {
@@ -146,19 +254,73 @@ impl<'a> Client<'a> {
                 value.set_sensitive(true);
                 request = request.header(AUTHORIZATION, value);
             }
-            let response = match tokio::time::timeout(self.settings.stall, request.send()).await {
-                Err(_) => return Err(Fault::again(format!("{} does not answer", show(&url)))),
-                Ok(Err(error)) => {
-                    return Err(Fault::again(format!("{} cannot be reached: {}", show(&url), reason(error))));
-                }
-                Ok(Ok(response)) => response,
+            let result = self.watch(&url, request.send(), &beat, self.settings.stall * call.patience).await;
+            let redirects = |response: &Response| {
+                response.status().is_redirection() && response.status() != StatusCode::NOT_MODIFIED
             };
-            if !response.status().is_redirection() || response.status() == StatusCode::NOT_MODIFIED {
-                return Ok((response, url));
+            match result {
+                Ok(response) if !redirects(&response) => {
+                    if !response.status().is_success() {
+                        self.take_back(&beat);
+                    }
+                    return Ok((response, url));
+                }
+                Ok(response) => {
+                    self.take_back(&beat);
+                    url = redirect(&url, &response)?;
+                }
+                Err(fault) => {
+                    self.take_back(&beat);
+                    return Err(fault);
+                }
             }
-            url = redirect(&url, &response)?;
         }
         Err(Fault::Final(hub(format!("{} redirects more than {HOPS} times", show(&call.url)), "")))
+    }
+
+    /// Waits for an answer as long as something moves, and tells the progress what was sent.
+    async fn watch(
+        &self,
+        url: &Url,
+        sending: impl Future<Output = reqwest::Result<Response>>,
+        beat: &Beat,
+        limit: Duration,
+    ) -> Result<Response, Fault> {
+        let mut sending = pin!(sending);
+        let mut told = 0;
+        loop {
+            let left = limit.saturating_sub(beat.quiet());
+            let answer = tokio::time::timeout(left.min(TICK), &mut sending).await;
+            let sent = beat.sent.load(Ordering::Relaxed);
+            self.progress.add((sent - told) as i64);
+            told = sent;
+            match answer {
+                Ok(Ok(response)) => return Ok(response),
+                Ok(Err(error)) => return Err(self.unreachable(url, error)),
+                Err(_) if left.is_zero() => {
+                    return Err(Fault::again(format!("{} does not answer", show(url))));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// What was sent in vain does not count.
+    fn take_back(&self, beat: &Beat) {
+        self.progress.add(-(beat.sent.load(Ordering::Relaxed) as i64));
+    }
+
+    /// No answer at all: the way there is named, and whether another try may do.
+    fn unreachable(&self, url: &Url, error: reqwest::Error) -> Fault {
+        let proxy = error.is_connect().then(|| proxy::of(url, |name| std::env::var(name).ok())).flatten();
+        let way = proxy.map(|proxy| format!(" through {proxy}")).unwrap_or_default();
+        let distrusted = distrusted(&error);
+        let why = format!("{} cannot be reached{way}: {}", show(url), reason(error));
+        if !distrusted {
+            return Fault::again(why);
+        }
+        let error = Error::new(Kind::Network, why);
+        Fault::Final(error.next("if that certificate is right (a company's own authority, say), name the authority's file with SSL_CERT_FILE"))
     }
 
     /// Runs `attempt` until it succeeds, fails for good, or has failed `retries` times in a row; each retry is announced.
@@ -218,6 +380,21 @@ impl<'a> Client<'a> {
         .await
     }
 
+    /// The answer to a request that only some statuses may refuse: `accept` are not failures. With retries.
+    pub async fn ask(&self, what: &str, repo: &str, call: &Call, accept: &[u16]) -> Result<Answer> {
+        self.retry(what, || async {
+            let (response, url) = self.send(call).await?;
+            let status = response.status().as_u16();
+            if !response.status().is_success() && !accept.contains(&status) {
+                return Err(self.refusal(repo, &url, &response));
+            }
+            let headers = response.headers().clone();
+            let body = self.body(&url, response).await?;
+            Ok(Answer { status, headers, body })
+        })
+        .await
+    }
+
     /// A whole answer of bounded size.
     pub async fn body(&self, url: &Url, mut response: Response) -> Result<Vec<u8>, Fault> {
         let mut body = Vec::new();
@@ -237,10 +414,7 @@ impl<'a> Client<'a> {
     /// What an answer that is no success means.
     pub fn refusal(&self, repo: &str, url: &Url, response: &Response) -> Fault {
         let status = response.status();
-        let header = |name: &str| {
-            let text = response.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
-            text.chars().filter(|c| !c.is_control()).take(300).collect::<String>()
-        };
+        let header = |name| text(response.headers(), name);
         let place = show(url);
         let retry = matches!(status.as_u16(), 408 | 425 | 429) || status.is_server_error();
         if retry || !self.is_endpoint(url) {
@@ -291,10 +465,8 @@ impl<'a> Client<'a> {
     }
 
     fn advice(&self) -> String {
-        let set = |name: &&str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        let proxies = ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HTTP_PROXY", "http_proxy"];
-        let way = match proxies.iter().find(|name| set(name)) {
-            Some(name) => format!("check the proxy of {name}"),
+        let way = match proxy::of(&self.settings.endpoint, |name| std::env::var(name).ok()) {
+            Some(proxy) => format!("check {proxy} and the way from it"),
             None => "check the connection".into(),
         };
         format!(
@@ -302,6 +474,22 @@ impl<'a> Client<'a> {
             show(&self.settings.endpoint)
         )
     }
+}
+
+/// True if the other side's certificate was refused: no repetition will change it.
+fn distrusted(error: &reqwest::Error) -> bool {
+    let mut inner: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = inner {
+        let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        let wrapped = wrapped.map(|error| error as &(dyn std::error::Error + 'static));
+        if [Some(error), wrapped].into_iter().flatten().any(|error| {
+            matches!(error.downcast_ref::<rustls::Error>(), Some(rustls::Error::InvalidCertificate(_)))
+        }) {
+            return true;
+        }
+        inner = wrapped.or_else(|| error.source());
+    }
+    false
 }
 
 /// A failure of the hub's doing.

@@ -188,10 +188,10 @@ impl Download<'_> {
     async fn range(&self, start: u64, end: u64) -> Result<bool> {
         let _connection = self.source.connections.acquire().await.expect("never closed");
         let client = self.source.client;
-        let (mut at, mut failures) = (start, 0);
+        let (mut at, mut failures, mut refused) = (start, 0, false);
         while at < end {
             let before = at;
-            let fault = match self.request(start, &mut at, end).await {
+            let fault = match self.request(start, &mut at, end, &mut refused).await {
                 Ok(()) => continue,
                 Err(Miss::NoRanges) => {
                     client.progress.add(-((at - start) as i64));
@@ -201,13 +201,14 @@ impl Download<'_> {
             };
             // What arrived shows that the way is open: only failures without a byte count up.
             failures = if at > before { 1 } else { failures + 1 };
+            refused &= at == before;
             client.pause(&self.file.path, fault, failures).await?;
         }
         Ok(true)
     }
 
-    /// One request; `at` says how far it came.
-    async fn request(&self, start: u64, at: &mut u64, end: u64) -> Result<(), Miss> {
+    /// One request; `at` says how far it came, `refused` that the storage refused the address before this one.
+    async fn request(&self, start: u64, at: &mut u64, end: u64, refused: &mut bool) -> Result<(), Miss> {
         let (client, file) = (self.source.client, self.file);
         let whole = start == 0 && end == file.size;
         let known = self.place.lock().expect("no holder panics").clone();
@@ -224,11 +225,31 @@ impl Download<'_> {
                 let why = format!("{} says that the file ends before byte {at}", show(&url));
                 return Err(Fault::again(why).into());
             }
+            if matches!(status.as_u16(), 401 | 403) && !client.is_endpoint(&url) {
+                return Err(self.expired(&url, status, std::mem::replace(refused, true)).into());
+            }
             return Err(client.refusal(self.source.repo, &url, &response).into());
         }
         let skip = self.check(&response, &url, *at, end, whole)?;
         *self.place.lock().expect("no holder panics") = Some(url.clone());
         self.receive(response, &url, skip, at, end).await.map_err(Miss::Fault)
+    }
+
+    /// A signed address ends after a while: a fresh one is asked for, once.
+    fn expired(&self, url: &Url, status: StatusCode, again: bool) -> Fault {
+        let client = self.source.client;
+        let why = format!("{} answers {status}", show(url));
+        if !again {
+            return Fault::again(format!(
+                "{why}, as for a signed address that has expired; asking for a fresh one"
+            ));
+        }
+        let what =
+            format!("{}: the storage refuses {} at a fresh address too", self.source.repo, self.file.path);
+        let error = Error::new(Kind::Auth, what).why(format!("{why}; {}", client.settings.token_source()));
+        Fault::Final(error.next(
+            "check this machine's clock (signed addresses end after a while) and that the token may still read the repository",
+        ))
     }
 
     /// Whether the answer is what was asked for; returns the bytes to leave out at its start.

@@ -541,3 +541,58 @@ impl Drop for ReadOnly {
             .status();
     }
 }
+
+#[tokio::test]
+async fn case_31_an_expired_signed_address_is_replaced_once_and_then_it_is_a_matter_of_access() {
+    for (refusals, status) in [(1, 403_u16), (usize::MAX, 403), (usize::MAX, 401)] {
+        let place = Place::new().await;
+        let storage = Arc::new(Hub::default());
+        storage.commit(REPO, &place.files);
+        let address = storage.start().await;
+        storage
+            .break_with(move |ask, _| (large(ask) && ask.before < refusals).then(|| error(status, "", "")));
+        place.hub.break_with(move |ask, _| {
+            let to = format!("http://localhost:{}{}?signature=secret", address.port(), ask.path);
+            large(ask).then(|| (axum::http::StatusCode::FOUND, [(header::LOCATION, to)]).into_response())
+        });
+        if refusals == 1 {
+            place.fetch_right().await;
+            assert!(place.noted().contains("asking for a fresh one"), "{}", place.noted());
+        } else {
+            let error = place.fetch_wrong().await;
+            assert!(error.kind == Kind::Auth && error.what.contains("at a fresh address too"), "{error}");
+            assert!(error.why.contains(&status.to_string()) && !format!("{error:?}").contains("secret"));
+            assert_eq!(place.hub.downloads().iter().filter(|ask| large(ask)).count(), 2);
+        }
+    }
+}
+
+#[tokio::test]
+async fn retry_after_may_be_a_date() {
+    for (ahead, wait) in [(2, true), (-60, false)] {
+        let place = Place::new().await;
+        let at = std::time::SystemTime::now();
+        let at = if ahead > 0 { at + Duration::from_secs(2) } else { at - Duration::from_secs(60) };
+        let date = httpdate::fmt_http_date(at);
+        place.hub.break_with(move |ask, _| {
+            (large(ask) && ask.before == 0).then(|| {
+                let mut response = error(503, "", "");
+                response.headers_mut().insert(header::RETRY_AFTER, date.parse().expect("a header"));
+                response
+            })
+        });
+        place.fetch_right().await;
+        let noted = place.noted();
+        // A date has whole seconds, so what is left of two is between one and two.
+        let waited = noted.contains("trying again in 1.") || noted.contains("trying again in 2.0");
+        assert_eq!(waited, wait, "{noted}");
+    }
+    let place = Place::new().await;
+    place.hub.break_with(|_, _| {
+        let mut response = error(429, "", "");
+        let date = httpdate::fmt_http_date(std::time::SystemTime::now() + Duration::from_hours(1));
+        response.headers_mut().insert(header::RETRY_AFTER, date.parse().expect("a header"));
+        Some(response)
+    });
+    assert!(place.fetch_wrong().await.next.contains("as the server asks"));
+}

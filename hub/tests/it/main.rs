@@ -3,5 +3,6 @@
 
 mod faults;
 mod good;
+mod push;
 mod stand_in;
 mod support;

@@ -3,7 +3,10 @@
 //!
 //! Paths, fields and headers are those of the Hub's public OpenAPI description and of what huggingface_hub sends and
 //! reads. What only the real Hub can prove: its rate limits, its redirects to a content network, Xet storage, and its
-//! own checks of a card.
+//! own checks of a card. The half that takes files is in `stand_in/write.rs`.
+
+#[path = "stand_in/write.rs"]
+pub mod write;
 
 use std::{
     collections::BTreeMap,
@@ -50,6 +53,8 @@ pub struct Repo {
     pub commits: BTreeMap<String, BTreeMap<String, Bytes>>,
     /// What main is now.
     pub main: String,
+    /// What other branches are now.
+    pub branches: BTreeMap<String, String>,
     /// Who may read: nobody without a token, if private.
     pub private: bool,
 }
@@ -63,6 +68,8 @@ pub struct Hub {
     pub seen: Mutex<Vec<Ask>>,
     /// Entries of one page of a listing; 0 for all.
     pub page: Mutex<usize>,
+    /// What pushes need.
+    pub write: write::State,
     fault: Mutex<Option<Fault>>,
 }
 
@@ -144,17 +151,34 @@ async fn answer(State(hub): State<Arc<Hub>>, request: Request) -> Response {
         ask
     };
     let content = hub.content(&path).map_or_else(Bytes::new, |(_, bytes)| bytes);
-    if let Some(response) = hub.fault.lock().expect("hub").as_ref().and_then(|fault| fault(&ask, &content)) {
-        return response;
+    let broken = hub.fault.lock().expect("hub").as_ref().and_then(|fault| fault(&ask, &content));
+    match broken {
+        Some(response) if response.status() == CUT => write::cut(request).await,
+        Some(response) => response,
+        None if matches!(ask.method.as_str(), "POST" | "PUT") => write::answer(&hub, &ask, request).await,
+        None if ask.path == "/api/whoami-v2" => hub.whoami(&ask),
+        None => hub.good(&ask, &query),
     }
-    hub.good(&ask, &query)
 }
+
+/// The status of a fault that stands for a connection that ends in the middle of what it receives.
+pub const CUT: u16 = 599;
 
 /// An error as the Hub sends it.
 pub fn error(status: u16, code: &str, message: &str) -> Response {
     let headers = [("x-error-code", code.to_owned()), ("x-error-message", message.to_owned())];
     let status = StatusCode::from_u16(status).expect("a status");
     (status, headers, axum::Json(json!({"error": message}))).into_response()
+}
+
+impl Repo {
+    /// The commit that a revision stands for.
+    fn commit_of<'a>(&'a self, revision: &'a str) -> &'a str {
+        match revision {
+            "main" | "" => &self.main,
+            other => self.branches.get(other).map_or(other, String::as_str),
+        }
+    }
 }
 
 impl Hub {
@@ -164,13 +188,17 @@ impl Hub {
         let (revision, file) = rest.split_once('/')?;
         let repos = self.repos.lock().expect("hub");
         let repo = repos.get(repo)?;
-        let commit = if revision == "main" { &repo.main } else { revision };
+        let commit = repo.commit_of(revision);
         Some((commit.to_owned(), repo.commits.get(commit)?.get(&file.replace("%20", " "))?.clone()))
     }
 
     /// What the Hub answers.
     fn good(&self, ask: &Ask, query: &str) -> Response {
-        if ask.path.contains("/resolve/") {
+        if let Some((name, _)) = ask.path.trim_start_matches('/').split_once("/resolve/") {
+            let repo = self.repos.lock().expect("hub").get(name).cloned().unwrap_or_default();
+            if !self.may_read(ask, name, &repo) {
+                return error(404, "RepoNotFound", "Repository not found");
+            }
             return match self.content(&ask.path) {
                 Some((commit, bytes)) => file(ask, &commit, &bytes),
                 None => error(404, "EntryNotFound", "Entry not found"),
@@ -183,7 +211,14 @@ impl Hub {
             (format!("{}/{}", next(), next()), next().to_owned(), next().replace("%2F", "/"));
         let repos = self.repos.lock().expect("hub");
         let Some(repo) = repos.get(&name) else { return error(404, "RepoNotFound", "Repository not found") };
-        let commit = if matches!(revision.as_str(), "main" | "") { repo.main.clone() } else { revision };
+        if !self.may_read(ask, &name, repo) {
+            return error(
+                if ask.headers.contains_key("authorization") { 404 } else { 401 },
+                "RepoNotFound",
+                "Repository not found",
+            );
+        }
+        let commit = repo.commit_of(&revision).to_owned();
         let Some(files) = repo.commits.get(&commit) else {
             return error(404, "RevisionNotFound", &format!("Invalid rev id: {commit}"));
         };
