@@ -296,7 +296,7 @@ impl<'a> Client<'a> {
             told = sent;
             match answer {
                 Ok(Ok(response)) => return Ok(response),
-                Ok(Err(error)) => return Err(self.unreachable(url, error)),
+                Ok(Err(error)) => return Err(Self::unreachable(url, error)),
                 Err(_) if left.is_zero() => {
                     return Err(Fault::again(format!("{} does not answer", show(url))));
                 }
@@ -311,7 +311,7 @@ impl<'a> Client<'a> {
     }
 
     /// No answer at all: the way there is named, and whether another try may do.
-    fn unreachable(&self, url: &Url, error: reqwest::Error) -> Fault {
+    fn unreachable(url: &Url, error: reqwest::Error) -> Fault {
         let proxy = error.is_connect().then(|| proxy::of(url, |name| std::env::var(name).ok())).flatten();
         let way = proxy.map(|proxy| format!(" through {proxy}")).unwrap_or_default();
         let distrusted = distrusted(&error);

@@ -290,8 +290,8 @@ impl Hub {
                     let stored = self.write.storage.lock().expect("hub").get(&text("oid")).cloned();
                     // The repository's own earlier files are in its storage too.
                     let own = || {
-                        let all = repo.commits.values().flat_map(BTreeMap::values);
-                        all.cloned().find(|bytes| sha256(bytes) == text("oid"))
+                        let mut all = repo.commits.values().flat_map(BTreeMap::values);
+                        all.find(|bytes| sha256(bytes) == text("oid")).cloned()
                     };
                     let Some(bytes) = stored.or_else(own) else {
                         return error(400, "", &format!("the LFS object of {} does not exist", text("path")));
