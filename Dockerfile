@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The image of flux2-klein. Target `cpu`: the server and what it needs, nothing else.
+# The image of flux2-klein and, by its labels, of flux2-dev. Target `cpu`: the server and what it needs, nothing else.
 #
 #   docker build --target cpu -t flux2-klein:cpu .        (packager build does the same, and more)
 #
@@ -49,10 +49,13 @@ RUN set -e; \
     chmod 1777 /home/tt /home/tt/work /home/tt/work/logs /cache /hf /weight-cache /tensor-cache
 COPY --from=build /out/ /
 COPY code /opt/flux2/code
-LABEL org.opencontainers.image.title="flux2-klein" \
-      org.opencontainers.image.description="FLUX.2 [klein] 4B served over HTTP" \
+ARG IMAGE_TITLE=flux2-klein
+ARG IMAGE_DESCRIPTION="FLUX.2 [klein] 4B served over HTTP"
+ARG IMAGE_SOURCE=https://huggingface.co/flux2-tt/flux2-klein-p100a
+LABEL org.opencontainers.image.title="$IMAGE_TITLE" \
+      org.opencontainers.image.description="$IMAGE_DESCRIPTION" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.source="https://huggingface.co/flux2-tt/flux2-klein-p100a"
+      org.opencontainers.image.source="$IMAGE_SOURCE"
 ENV HOME=/home/tt USER=tt LOGNAME=tt \
     HF_HOME=/hf TT_METAL_CACHE=/cache TT_DIT_CACHE_DIR=/weight-cache
 USER tt

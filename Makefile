@@ -4,7 +4,7 @@
 help: ## What there is
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' Makefile | expand -t 20
 
-demo: ## Make pictures with the small checkpoint in examples/klein-mini; then package it, serve it in a container, ask for one
+demo: ## Make pictures with the small checkpoint in examples/klein-mini; then package it, serve it in a container, ask for one (MODEL=dev: examples/dev-tiny)
 	@scripts/demo.sh
 	@scripts/demo-package.sh
 

@@ -17,7 +17,7 @@ if [ "${TT_METAL_CACHE:-}" = /cache ] && unusable /cache; then export TT_METAL_C
 
 if [ "${1:-}" = explain ]; then
     cat >&2 <<'TEXT'
-This image serves FLUX.2 [klein] over HTTP. The weights are not in it: mount a Hugging Face cache.
+This image serves FLUX.2 [klein] or [dev] over HTTP. The weights are not in it: mount a Hugging Face cache.
 
   on the host's processor:
     docker run --rm -p 20000:20000 -v ~/.cache/huggingface:/hf IMAGE \

@@ -1,19 +1,32 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The packager's whole job with the small example, on a machine with nothing but Rust and apt: package
+# The packager's whole job with a small example, on a machine with nothing but Rust and apt: package
 # it from its manifest, prove the package, serve it as a consumer would, ask for a picture, stop it.
 #
 #   scripts/demo-package.sh [DIR]     DIR/klein-mini (DIR: build) and out/package-red-circle.png
 #
+# MODEL=dev takes examples/dev-tiny, whose weights are random: DIR/dev-tiny and out/package-dev.png.
 # PROFILE=dev compiles the server in the image faster and larger than the published profile, dist;
 # PACKAGER=FILE is a packager that is built already.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/needs.sh
 out=${1:-build}
+case ${MODEL:-klein} in
+klein)
+    name=klein-mini checkpoint=examples/klein-mini/checkpoint picture=out/package-red-circle.png
+    prompt="a red circle on a blue background" seed=1 drew="The package, and the picture that its container drew:"
+    ;;
+dev)
+    name=dev-tiny checkpoint=code/tests/fixtures/dev/tiny picture=out/package-dev.png
+    prompt="a lighthouse in a thunderstorm" seed=3
+    drew="The package, and the picture that its container drew; the weights are random, so it is noise:"
+    ;;
+*) say "error: MODEL is $MODEL; next: MODEL=klein or MODEL=dev"; exit 2 ;;
+esac
 private=${FLUX2_ENGINE_DIR:-/var/tmp/flux2-engine}
 cat >&2 <<END
-This makes a container package of examples/klein-mini, proves it, serves it and asks it for a picture.
+This makes a container package of examples/$name, proves it, serves it and asks it for a picture.
 It compiles the packager here and the server in the image: some ten minutes on two cores, the first time.
   A Docker engine that answers is used, and left as it was but for its build cache. If none answers:
     docker.io (and curl) are installed with apt-get, a private engine is started under $private
@@ -32,11 +45,11 @@ before=$(docker images -q --no-trunc)
 
 served=
 finish() {
-    [ -z "$served" ] || "$packager" stop "$out/klein-mini" >&2 || true
+    [ -z "$served" ] || "$packager" stop "$out/$name" >&2 || true
     if [ "$DOCKER_HOST" != "unix://$private/docker.sock" ]; then
         # Somebody's own engine: our images go; those that were there before stay.
-        for name in $(docker images --format '{{.Repository}}:{{.Tag}}' tt-model/klein-mini) "${bases[@]}"; do
-            grep -qF "$(docker image inspect -f '{{.Id}}' "$name" 2>/dev/null || echo none)" <<<"$before" || docker rmi "$name" >/dev/null 2>&1 || true
+        for image in $(docker images --format '{{.Repository}}:{{.Tag}}' "tt-model/$name") "${bases[@]}"; do
+            grep -qF "$(docker image inspect -f '{{.Id}}' "$image" 2>/dev/null || echo none)" <<<"$before" || docker rmi "$image" >/dev/null 2>&1 || true
         done
     elif [ -z "$was_running" ]; then
         scripts/engine.sh stop
@@ -72,34 +85,33 @@ if [ -z "${PACKAGER:-}" ]; then
 fi
 
 # The weights as a consumer has them after a pull: a snapshot in a Hugging Face cache.
-manifest=examples/klein-mini/manifest.yaml
+manifest=examples/$name/manifest.yaml
 revision=$(sed -n 's/^  revision: //p' $manifest)
 export HF_HOME=$PWD/out/hf
 unset HF_HUB_CACHE
-snapshot=$HF_HOME/hub/models--flux2-tt--klein-mini/snapshots/$revision
+snapshot=$HF_HOME/hub/models--flux2-tt--$name/snapshots/$revision
 mkdir -p "$snapshot"
-cp -R examples/klein-mini/checkpoint/. "$snapshot/"
+cp -R "$checkpoint/." "$snapshot/"
 
 say "== package"
 # The wheel of tt-metal is not fetched for an image that runs without a card: that stands on the card.
 $packager pin --manifest $manifest "${flags[@]}" >&2
 $packager build --manifest $manifest --out "$out" --allow-unpinned "${flags[@]}" "${ca[@]}" ${PROFILE:+--build-arg PROFILE=$PROFILE} >&2
 say "== verify"
-$packager verify "$out/klein-mini" >&2
+$packager verify "$out/$name" >&2
 
 say "== serve"
 served=1
-endpoint=$($packager serve "$out/klein-mini" --device cpu)
+endpoint=$($packager serve "$out/$name" --device cpu)
 say "== a picture from $endpoint"
 answer=$(curl -fsS "$endpoint/predict" -H 'Content-Type: application/json' \
-    -d '{"prompt":"a red circle on a blue background","width":512,"height":512,"seed":1}')
-picture=out/package-red-circle.png
+    -d '{"prompt":"'"$prompt"'","width":512,"height":512,"seed":'$seed'}')
 sed -n 's/.*"image":"\([^"]*\)".*/\1/p' <<<"$answer" | base64 -d >$picture.part
 [ "$(head -c 4 $picture.part | tail -c 3)" = PNG ] || { say "error: the answer holds no PNG: ${answer:0:200}"; exit 1; }
 mv $picture.part $picture
 say "== stop"
-$packager stop "$out/klein-mini" >&2
+$packager stop "$out/$name" >&2
 served=
 say
-say "The package, and the picture that its container drew:"
-realpath "$out/klein-mini" $picture
+say "$drew"
+realpath "$out/$name" $picture

@@ -5,10 +5,10 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 . scripts/needs.sh
-need cc:gcc,libc6-dev git:git python3:python3
+need cc:gcc,libc6-dev git:git python3:python3 curl:curl
 need_rust
 want chromedriver:chromium,chromium-driver && browser=1
-want node:nodejs npm:npm curl:curl && { python3 -c 'import ensurepip' 2>/dev/null || want ensurepip:python3-venv; } && clients=1
+want node:nodejs npm:npm && { python3 -c 'import ensurepip' 2>/dev/null || want ensurepip:python3-venv; } && clients=1
 scripts/registry.sh || exit 1
 export CARGO_TARGET_DIR=$PWD/target CARGO_TERM_COLOR=never RUST_BACKTRACE=1
 mkdir -p target

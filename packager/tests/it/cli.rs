@@ -38,7 +38,12 @@ fn check_as_json_lists_every_problem() {
 
 #[test]
 fn our_own_manifests_pass_check() {
-    for manifest in ["manifest.yaml", "examples/klein-mini/manifest.yaml"] {
+    for manifest in [
+        "manifest.yaml",
+        "examples/klein-mini/manifest.yaml",
+        "examples/dev-tiny/manifest.yaml",
+        "examples/flux2-dev-qb2/manifest.yaml",
+    ] {
         let output = packager(&repository(), &["check", "-m", manifest]);
         assert!(output.status.success(), "{manifest}: {}", text(&output.stderr));
     }

@@ -5,6 +5,7 @@ mod archive;
 mod build;
 mod cli;
 mod consumer;
+mod dev;
 mod digest;
 mod engine;
 mod faults;
