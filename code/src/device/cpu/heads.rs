@@ -65,7 +65,7 @@ impl CpuQkv {
     fn key_value_head(&self, query_head: usize) -> usize {
         query_head / (self.layout.query_heads / self.layout.key_value_heads)
     }
-    /// Queries `rows` of a head, [`Unit::stride`] apart, and their scales.
+    /// Queries `rows` of a head, `Unit::stride` apart, and their scales.
     pub fn queries<U: Unit>(&self, head: usize, rows: Range<usize>) -> (&[U::Value], &[f32]) {
         let (stride, first) = (self.sizes::<U>().stride, head * self.rows);
         let rows = first + rows.start..first + rows.end;

@@ -46,15 +46,13 @@ impl Isa {
     /// # Errors
     /// If the variable names no instruction set, or one that this host lacks.
     pub fn choose() -> Result<Self> {
-        match std::env::var_os("FLUX2_CPU_ISA") {
-            Some(name) => Self::forced(&name.to_string_lossy()),
-            None => {
-                let best = Self::ALL.into_iter().find(|isa| isa.available()).unwrap_or(Self::Portable);
-                #[cfg(target_arch = "x86_64")]
-                super::amx_permission::warn_if_refused(best.name());
-                Ok(best)
-            }
+        if let Some(name) = std::env::var_os("FLUX2_CPU_ISA") {
+            return Self::forced(&name.to_string_lossy());
         }
+        let best = Self::ALL.into_iter().find(|isa| isa.available()).unwrap_or(Self::Portable);
+        #[cfg(target_arch = "x86_64")]
+        super::amx_permission::warn_if_refused(best.name());
+        Ok(best)
     }
 
     fn forced(name: &str) -> Result<Self> {
