@@ -160,6 +160,113 @@ fn tt_metal(wire: &Wire) -> String {
     }
 }
 
+/// Starts of the generated lines that name the repository (section D.3).
+const COMMANDS: [&str; 4] = ["tt model pull ", "tt serve ", "tt-model pull  ", "tt-model serve "];
+
+/// The command and the repository that a line of the card names, and what follows.
+fn command(line: &str) -> Option<(&'static str, &str, &str)> {
+    let start = COMMANDS.into_iter().find(|start| line.starts_with(start))?;
+    let rest = &line[start.len()..];
+    let (repo, after) = rest.split_at(rest.find(' ').unwrap_or(rest.len()));
+    hub::repo::check_id(repo).is_ok().then_some((start, repo, after))
+}
+
+/// The card with its commands pointed at `repo`; prose stays as it is.
+pub fn repoint(card: &str, repo: &str) -> String {
+    let line = |line: &str| match command(line) {
+        Some((start, _, after)) => format!("{start}{repo}{after}\n"),
+        None => format!("{line}\n"),
+    };
+    card.lines().map(line).collect()
+}
+
+/// The repository that the card's commands name.
+pub fn target(card: &str) -> Option<&str> {
+    card.lines().find_map(command).map(|(_, repo, _)| repo)
+}
+
+/// The tag that lists a package in the catalogue.
+const LISTED: &str = "tt-model-catalog";
+
+/// The card with or without the catalogue's tag; the tags stay sorted.
+pub fn set_listed(card: &str, listed: bool) -> String {
+    let own = format!("- {LISTED}");
+    let mut out = String::new();
+    let (mut tags, mut placed) = (false, !listed);
+    for (number, line) in card.lines().enumerate() {
+        if tags && line == own {
+            continue;
+        }
+        if tags && !placed && (!line.starts_with("- ") || line > own.as_str()) {
+            out.push_str(&own);
+            out.push('\n');
+            placed = true;
+        }
+        // The first line after the fence that the renderer writes.
+        tags = line.starts_with("- ") && tags || number == 1 && line == "tags:";
+        out.push_str(line);
+        out.push('\n');
+    }
+    out
+}
+
+/// The front matter of a card.
+pub fn front_matter(card: &str) -> Result<Value> {
+    let wrong = |why: String| {
+        Failure::new(Class::Verify, format!("{FILE} has no front matter that the Hub accepts"))
+            .why(why)
+            .next("correct the card section of the manifest and build again")
+    };
+    let front =
+        card.strip_prefix("---\n").and_then(|rest| rest.split_once("\n---\n")).map(|(front, _)| front);
+    let front = front.ok_or_else(|| wrong("it does not start with a block between two lines ---".into()))?;
+    serde_yaml::from_str(front).map_err(|error| wrong(error.to_string()))
+}
+
+/// True if a card is tagged for the catalogue. One whose front matter cannot be read counts as listed: the rules of a
+/// listing are then kept in doubt.
+pub fn is_listed(card: &str) -> bool {
+    front_matter(card).map_or(true, |front| {
+        front["tags"].as_array().is_some_and(|tags| tags.iter().any(|tag| tag == LISTED))
+    })
+}
+
+/// Checks what the Hub checks at the commit, which would be after the upload.
+pub fn check_front_matter(card: &str) -> Result<()> {
+    let front = front_matter(card)?;
+    let wrong = |why: String| {
+        Err(Failure::new(Class::Verify, format!("{FILE} has front matter that the Hub does not accept"))
+            .why(why)
+            .next("correct the card section of the manifest and build again"))
+    };
+    let strings = |key: &str| match &front[key] {
+        Value::Null => true,
+        Value::Array(list) => list.iter().all(Value::is_string),
+        _ => false,
+    };
+    if !front.is_object() {
+        return wrong("it is no mapping".into());
+    }
+    for key in ["tags", "base_model"] {
+        if !strings(key) {
+            return wrong(format!("{key} is no list of texts"));
+        }
+    }
+    match &front["license"] {
+        Value::Null => {}
+        Value::String(id) if crate::manifest::license::ids().any(|known| known == id) => {
+            let name = front["license_name"].as_str();
+            if id == "other" && name.is_none_or(|name| name.is_empty() || slug(name) != name) {
+                return wrong(
+                    "license is other, and license_name is not in lower case with single dashes".into(),
+                );
+            }
+        }
+        other => return wrong(format!("license {other} is not one of the Hub's identifiers")),
+    }
+    Ok(())
+}
+
 /// One blank line at most, one newline at the end.
 fn tidy(text: &str) -> String {
     let mut out = String::new();

@@ -38,6 +38,11 @@ pub struct Digests {
 /// executable, `d` directory, `l` link), length of content, content; the content of a link is its
 /// target, of a directory nothing; lengths are 8 bytes little-endian.
 pub fn digest(root: &Path) -> Result<Digests> {
+    digest_as(root, |_, executable| executable)
+}
+
+/// The same with modes from elsewhere: `executable` gets a file's path and what its mode here says.
+pub fn digest_as(root: &Path, executable: impl Fn(&str, bool) -> bool) -> Result<Digests> {
     if !root.is_dir() {
         let failure = Failure::new(Class::Usage, format!("{} is not a directory", root.display()));
         return Err(failure.next("give the directory that holds the code"));
@@ -48,9 +53,10 @@ pub fn digest(root: &Path) -> Result<Digests> {
     for entry in files::walk(root)? {
         let (class, content) = match entry.class {
             FileType::Directory => (b'd', Vec::new()),
-            FileType::File(executable) => {
-                (if executable { b'x' } else { b'f' }, fs::read(&entry.full).at("read", &entry.full)?)
-            }
+            FileType::File(mode) => (
+                if executable(&entry.path, mode) { b'x' } else { b'f' },
+                fs::read(&entry.full).at("read", &entry.full)?,
+            ),
             FileType::Link => {
                 let target = fs::read_link(&entry.full).at("read", &entry.full)?;
                 let target = target.to_str().map(|text| text.as_bytes().to_vec());

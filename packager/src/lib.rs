@@ -15,6 +15,7 @@ pub mod layout;
 pub mod manifest;
 pub mod package;
 pub mod pins;
+pub mod push;
 pub mod registry;
 pub mod secret;
 pub mod serve;

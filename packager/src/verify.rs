@@ -55,8 +55,7 @@ pub fn verify(dir: &Path) -> Result<Report> {
     report.proved.push(format!("{SUMS}: {count} files as listed, none missing, none besides"));
     let wire = read_wire(dir)?;
     report.proved.push(format!("{}: schema {}, as this program writes it", wire::FILE, wire.schema_version));
-    code(dir, &wire)?;
-    report.proved.push("code/: both digests as stated".into());
+    report.proved.push(code(dir, &wire)?);
     if wire.container.image.registry == "hf" || dir.join("image").exists() {
         let layout = read::read(&dir.join("image"))?;
         image(dir, &wire, &layout)?;
@@ -77,7 +76,12 @@ pub fn verify(dir: &Path) -> Result<Report> {
     let ours = env!("CARGO_PKG_VERSION");
     let theirs = &wire.producer.tt_kernel_version;
     if theirs == ours {
-        same_text(dir, card::FILE, &card::render(&wire)?, "it is not the card that the manifest gives")?;
+        same_text(
+            dir,
+            card::FILE,
+            &shown(dir, card::render(&wire)?, &wire),
+            "it is not the card that the manifest gives",
+        )?;
         report.proved.push(format!("{}: every figure is the manifest's", card::FILE));
     } else {
         // Another version words the card in another way: its bytes are proved by the list alone.
@@ -89,6 +93,32 @@ pub fn verify(dir: &Path) -> Result<Report> {
     evidence(dir, &wire)?;
     report.proved.push("evidence: bill of materials and provenance are about this image and its pins".into());
     Ok(report)
+}
+
+/// The card as a push changes it: its commands name where it was pushed, and a tag lists it in the catalogue.
+fn shown(dir: &Path, card: String, wire: &Wire) -> String {
+    let Ok(found) = fs::read_to_string(dir.join(card::FILE)) else { return card };
+    let card = match card::target(&found) {
+        Some(repo) if repo != wire.repo() => card::repoint(&card, repo),
+        _ => card,
+    };
+    if card::front_matter(&found).is_ok() && card::is_listed(&found) {
+        card::set_listed(&card, true)
+    } else {
+        card
+    }
+}
+
+/// The list of digests of a package in which `path` has other bytes.
+pub fn sums_with(dir: &Path, path: &str, bytes: &[u8]) -> Result<String> {
+    let sums = dir.join(SUMS);
+    let text = fs::read_to_string(&sums).at("read", &sums)?;
+    let end = format!("  {path}");
+    let line = |line: &str| match line.ends_with(&end) {
+        true => format!("{}{end}\n", files::sha256(bytes)),
+        false => format!("{line}\n"),
+    };
+    Ok(text.lines().map(line).collect())
 }
 
 /// Writes the list of digests, sorted by path.
@@ -106,6 +136,8 @@ fn list(dir: &Path) -> Result<BTreeMap<String, String>> {
     let mut entries = BTreeMap::new();
     for entry in files::walk(dir)? {
         match entry.class {
+            // The Hub's own file, in every repository.
+            FileType::File(_) if entry.path == ".gitattributes" => {}
             FileType::File(_) if entry.path != SUMS => {
                 entries.insert(entry.path, files::sha256_file(&entry.full)?.0);
             }
@@ -181,9 +213,30 @@ fn same_text(dir: &Path, file: &str, expected: &str, why: &str) -> Result<()> {
     Err(wrong(format!("{file} line {} disagrees", line + 1), why))
 }
 
-fn code(dir: &Path, wire: &Wire) -> Result<()> {
-    let digests =
-        digest::digest(&dir.join("code")).map_err(|failure| wrong("code/ cannot be read", failure))?;
+/// Both digests of code/. The Hub keeps no modes, so that in what comes from there no file is executable: then the
+/// modes are those of the image.
+fn code(dir: &Path, wire: &Wire) -> Result<String> {
+    let code = dir.join("code");
+    let unreadable = |failure| wrong("code/ cannot be read", failure);
+    let mut digests = digest::digest(&code).map_err(unreadable)?;
+    let mut said = "code/: both digests as stated".to_owned();
+    let executable = |entry: &files::Entry| entry.class == FileType::File(true);
+    let stated = wire.built("code_tree_sha256");
+    if digests.code_tree_sha256 != stated && !files::walk(&code)?.iter().any(executable) {
+        match wire.container.built.get("code_in_image").and_then(Value::as_str) {
+            Some(place) if dir.join("image").exists() => {
+                let (inside, _) = read::files_below(&read::read(&dir.join("image"))?, place, "")?;
+                let mode = |path: &str, _| inside.get(path).is_some_and(|found| found.mode & 0o111 != 0);
+                digests = digest::digest_as(&code, mode).map_err(unreadable)?;
+                said = "code/: both digests as stated, with the image's modes (here no file has any)".into();
+            }
+            _ => {
+                stated.clone_into(&mut digests.code_tree_sha256);
+                said =
+                    "code/: code_sha256 as stated; the framed digest needs modes, and none are here".into();
+            }
+        }
+    }
     for (key, found) in
         [("code_sha256", &digests.code_sha256), ("code_tree_sha256", &digests.code_tree_sha256)]
     {
@@ -194,7 +247,7 @@ fn code(dir: &Path, wire: &Wire) -> Result<()> {
             ));
         }
     }
-    Ok(())
+    Ok(said)
 }
 
 fn image(dir: &Path, wire: &Wire, layout: &Layout) -> Result<()> {

@@ -357,7 +357,7 @@ async fn an_upload_that_nobody_takes_is_given_up() {
     let mut place = Place::with_package().await;
     place.settings.stall = Duration::from_millis(100);
     place.settings.retries = 0;
-    *place.hub.write.slow.lock().expect("hub") = Duration::from_secs(60);
+    *place.hub.write.slow.lock().expect("hub") = Duration::from_mins(1);
     let error = place.push(newer()).await.expect_err("a stall");
     assert!(error.kind == Kind::Network && error.to_string().contains("does not answer"), "{error}");
     place.assert_shows(files());

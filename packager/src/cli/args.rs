@@ -55,7 +55,7 @@ pub enum Command {
     },
     /// Download weights or a package from the Hub into its cache, and check every byte.
     Fetch(FetchArgs),
-    /// Push a package's image to a registry, read it back, and point the package at it.
+    /// Push a package to the Hub, or its image to a registry, and read back what was pushed.
     Push(PushArgs),
     /// Run a package as a consumer would, and wait until it answers.
     Serve(ServeArgs),
@@ -195,28 +195,50 @@ HF_HUB_DISABLE_PROGRESS_BARS, HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE.";
 /// Options of `push`.
 #[derive(Debug, Args)]
 #[command(after_help = PUSH_HELP)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub struct PushArgs {
     /// build/<name>.
     pub package: PathBuf,
-    /// Where the image goes; without a tag it gets the first 12 digits of its id.
+    /// Push to this repository of the Hub instead of the manifest's; the card's commands then name it.
+    #[arg(long, value_name = "ORGANISATION/NAME", conflicts_with = "registry")]
+    pub repo: Option<String>,
+    /// Only the owners see the repository; a listed one is delisted.
+    #[arg(long, conflicts_with_all = ["public", "publish", "registry"])]
+    pub private: bool,
+    /// Everybody sees the repository.
+    #[arg(long, conflicts_with = "registry")]
+    pub public: bool,
+    /// Public, and listed in the catalogue; needs the card's performance and limitations.
+    #[arg(long, conflicts_with = "registry")]
+    pub publish: bool,
+    /// The branch; made from main if it is not there.
+    #[arg(long, value_name = "BRANCH", default_value = "main", conflicts_with = "registry")]
+    pub revision: String,
+    /// Push the image to this registry; without a tag it gets the first 12 digits of its id.
     #[arg(long, value_name = "HOST/REPO[:TAG]")]
-    pub registry: String,
+    pub registry: Option<String>,
     /// Say what would be sent, with sizes; send and change nothing.
     #[arg(long)]
     pub dry_run: bool,
     /// Plain HTTP to a registry that is not on this machine.
-    #[arg(long)]
+    #[arg(long, requires = "registry")]
     pub plain_http: bool,
     /// Leave image/ out of the package once the registry has it.
-    #[arg(long)]
+    #[arg(long, requires = "registry")]
     pub drop_image: bool,
 }
 
 const PUSH_HELP: &str = "\
-Only blobs that the registry lacks are sent. The tag moves last, after everything was read back, so a push that fails \
-leaves the tag as it was and the package as it is. Credentials are those of `docker login`: DOCKER_CONFIG or \
-~/.docker/config.json, and the helpers it names. Environment: HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE, \
-PACKAGER_REGISTRY_TIMEOUT (seconds of silence, 300).";
+To the Hub: the package is proved, then token, repository and card are checked, then the large files are sent that the \
+Hub lacks, then one commit shows the whole package and takes away what is stale in code/ and image/; it is read back, \
+and what is wrong is put back. A new repository is private unless --public or --publish is given; of another one \
+nobody sees more or less than before without a flag. Environment: HF_TOKEN or HF_TOKEN_PATH (a token that may write; \
+sent to HF_ENDPOINT's host only), HF_ENDPOINT, HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE.
+
+To a registry (--registry): only blobs that it lacks are sent. The tag moves last, after everything was read back, so \
+a push that fails leaves the tag as it was and the package as it is; afterwards the package points at the registry. \
+Credentials are those of `docker login`: DOCKER_CONFIG or ~/.docker/config.json, and the helpers it names. \
+Environment: HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE, PACKAGER_REGISTRY_TIMEOUT (seconds of silence, 300).";
 
 /// Options of `serve`.
 #[derive(Debug, Args)]

@@ -3,7 +3,7 @@
 
 use std::{fmt::Write as _, path::Path, sync::Arc};
 
-use hub::{Settings, bar::Bar, progress::size};
+use hub::{Settings, bar::Bar, progress::size, push::Visibility};
 
 use super::{
     args::{FetchArgs, PushArgs},
@@ -13,6 +13,7 @@ use crate::{
     error::{Class, Failure, Result},
     fetch, manifest,
     pins::Lock,
+    push,
     registry::{self, Credentials, Options, Target},
 };
 
@@ -55,9 +56,75 @@ pub async fn fetch(manifest: &Path, args: FetchArgs, output: Output) -> Result<(
     Ok(())
 }
 
-/// `packager push --registry`.
+/// `packager push`.
 pub async fn push(args: PushArgs, output: Output) -> Result<()> {
-    let target = Target::parse(&args.registry)?;
+    match args.registry.clone() {
+        Some(registry) => push_image(args, &registry, output).await,
+        None => push_package(args, output).await,
+    }
+}
+
+/// To the Hub.
+async fn push_package(args: PushArgs, output: Output) -> Result<()> {
+    let options = push::Options {
+        package: args.package,
+        repo: args.repo,
+        visibility: match (args.private, args.public || args.publish) {
+            (true, _) => Some(Visibility::Private),
+            (_, true) => Some(Visibility::Public),
+            _ => None,
+        },
+        publish: args.publish,
+        revision: args.revision,
+        dry_run: args.dry_run,
+    };
+    let settings = Settings::from_environment()?;
+    let bar = Bar::new(settings.progress && !output.json);
+    let report = tokio::select! {
+        report = push::push(&options, &settings, &bar) => report?,
+        _ = tokio::signal::ctrl_c() => {
+            let failure = Failure::new(Class::Interrupted, "the push was interrupted");
+            return Err(failure.next("run it again: large files that arrived are not sent again"));
+        }
+    };
+    let mut text = String::new();
+    for file in &report.changed {
+        let _ = writeln!(
+            text,
+            "{:<6}  {:>9}  {}",
+            if report.pushed { "sent" } else { "send" },
+            size(file.size),
+            file.path
+        );
+    }
+    for path in &report.removed {
+        let _ = writeln!(text, "{:<6}  {:>9}  {path}", if report.pushed { "gone" } else { "remove" }, "");
+    }
+    let _ = writeln!(
+        text,
+        "{} files, {}; {} of them new or changed, {}; {} {} listed",
+        report.files,
+        size(report.bytes),
+        report.changed.len(),
+        if report.pushed {
+            format!("{} sent", size(report.bytes_sent))
+        } else {
+            format!("{} to send", size(report.bytes_sent))
+        },
+        report.visibility.name(),
+        if report.listed { "and" } else { "and not" },
+    );
+    if let Some(commit) = &report.commit {
+        let _ = writeln!(text, "read back as pushed\n{}@{commit}", report.repo);
+    }
+    let _ = writeln!(text, "{}", report.url);
+    output.result(&report, &text);
+    Ok(())
+}
+
+/// To a registry.
+async fn push_image(args: PushArgs, registry: &str, output: Output) -> Result<()> {
+    let target = Target::parse(registry)?;
     let credentials = Credentials::find(&target.host)?;
     output.note(&format!("{} with {}", target.host, credentials.source));
     let options = Options {

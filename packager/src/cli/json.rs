@@ -21,7 +21,7 @@ pub const ERROR: [Field; 6] = [
 ];
 
 /// What commands print when they succeed.
-pub const COMMANDS: [(&str, &[Field]); 14] = [
+pub const COMMANDS: [(&str, &[Field]); 15] = [
     ("init", &[("written", "the file")]),
     (
         "check",
@@ -87,6 +87,26 @@ pub const COMMANDS: [(&str, &[Field]); 14] = [
             ("[].files", "files that were wanted: all are there"),
             ("[].bytes", "their bytes"),
             ("[].downloaded", "bytes that came over the network now"),
+        ],
+    ),
+    (
+        "push",
+        &[
+            ("repo", "organisation/name on the Hub"),
+            ("revision", "the branch"),
+            ("commit", "the commit that shows the package; null with --dry-run"),
+            ("url", "where people see it"),
+            ("created", "true if there was no such repository"),
+            ("visibility", "private or public"),
+            ("listed", "true if the card is tagged for the catalogue"),
+            ("files", "files of the package"),
+            ("bytes", "their bytes"),
+            ("changed[].path", "files that are new or have other bytes"),
+            ("changed[].size", "bytes"),
+            ("removed", "stale files in code/ and image/"),
+            ("bytes_sent", "bytes sent, or to be sent with --dry-run"),
+            ("pushed", "false with --dry-run"),
+            ("read_back", "true once the Hub gave all of it back"),
         ],
     ),
     (

@@ -41,7 +41,7 @@ fn help_json_says_what_the_commands_print() {
     let package = small.package();
     let package = package.to_str().expect("UTF-8");
     let place = format!("{}/small", registry.address());
-    let mut seen = BTreeSet::from(["fetch"]); // by `fetch.rs`
+    let mut seen = BTreeSet::from(["fetch", "push"]); // by `fetch.rs` and `push.rs`
     for (name, arguments) in [
         (
             "init",

@@ -13,6 +13,8 @@ mod fetch;
 mod json;
 mod manifest;
 mod ours;
+mod proxy;
+mod push;
 mod registry;
 mod registry_faults;
 mod registry_server;
