@@ -55,6 +55,7 @@ pub struct Sent {
 
 /// What a push did, or would do.
 #[derive(Debug, Clone, Serialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a field of the result")]
 pub struct Report {
     /// organisation/name.
     pub repo: String,
@@ -122,7 +123,7 @@ pub async fn push(options: &Options, settings: &Settings, progress: &dyn Progres
         push::check_card(&client, &repo, &text).await?;
     }
     let push = Push {
-        files: contents(dir, text)?,
+        files: contents(dir, &text)?,
         owned: OWNED.map(str::to_owned).into(),
         summary: format!("Push {} ({})", wire.name, wire.container.image.tag),
         visibility: options.visibility,
@@ -200,7 +201,7 @@ async fn was_listed(client: &Client<'_>, remote: &Remote) -> Result<bool> {
 }
 
 /// Every file of the package as the repository is to show it.
-fn contents(dir: &Path, card: String) -> Result<Vec<Local>> {
+fn contents(dir: &Path, card: &str) -> Result<Vec<Local>> {
     let sums = verify::sums_with(dir, card::FILE, card.as_bytes())?;
     let mut files = Vec::new();
     for entry in files::walk(dir)? {
@@ -208,7 +209,7 @@ fn contents(dir: &Path, card: String) -> Result<Vec<Local>> {
             continue;
         }
         files.push(match entry.path.as_str() {
-            card::FILE => Local::bytes(&entry.path, card.clone().into()),
+            card::FILE => Local::bytes(&entry.path, card.to_owned().into()),
             verify::SUMS => Local::bytes(&entry.path, sums.clone().into()),
             _ => Local::file(&entry.path, &entry.full)?,
         });

@@ -114,9 +114,8 @@ pub fn sums_with(dir: &Path, path: &str, bytes: &[u8]) -> Result<String> {
     let sums = dir.join(SUMS);
     let text = fs::read_to_string(&sums).at("read", &sums)?;
     let end = format!("  {path}");
-    let line = |line: &str| match line.ends_with(&end) {
-        true => format!("{}{end}\n", files::sha256(bytes)),
-        false => format!("{line}\n"),
+    let line = |line: &str| {
+        if line.ends_with(&end) { format!("{}{end}\n", files::sha256(bytes)) } else { format!("{line}\n") }
     };
     Ok(text.lines().map(line).collect())
 }

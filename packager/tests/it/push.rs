@@ -343,7 +343,7 @@ fn exit_codes_tell_what_was_wrong_and_the_old_state_stays() {
         .break_with(|ask, _| ask.path.contains("/commit/").then(|| error(412, "", "A commit has happened")));
     fails(5, "got another commit meanwhile");
     scene.hub.break_with(|ask, _| {
-        (ask.path.contains("/resolve/") && ask.path.ends_with(".lock"))
+        (ask.path.contains("/resolve/") && ask.path.ends_with("requirements.lock"))
             .then(|| crate::stand_in::file(ask, "c", &Bytes::from_static(b"other")))
     });
     fails(8, "again");
