@@ -10,11 +10,11 @@ use std::{
     sync::Arc,
 };
 
-use flux2::spec::KLEIN;
+use flux2::spec::{DEV, KLEIN, ModelSpec};
 
 use crate::{
     stand_in::{Hub, Repo, error},
-    support::tiny,
+    support::{root, tiny},
 };
 
 fn files(dir: &Path, below: &str, files: &mut BTreeMap<String, axum::body::Bytes>) {
@@ -52,33 +52,63 @@ fn ready(mut command: Command) -> bool {
     ready
 }
 
-#[test]
-fn the_pinned_weights_are_downloaded_once_and_served_offline_after() {
-    let mut repo = Repo { main: KLEIN.revision.into(), ..Repo::default() };
-    let mut checkpoint = BTreeMap::from([("single-file.safetensors".to_owned(), vec![0; 1000].into())]);
-    files(&tiny(), "", &mut checkpoint);
-    repo.commits.insert(KLEIN.revision.into(), checkpoint);
+/// A hub that has a checkpoint under a published model's name, and further files.
+fn hub(spec: &ModelSpec, checkpoint: &Path, further: &[&str]) -> (Arc<Hub>, String, tokio::runtime::Runtime) {
+    let mut repo = Repo { main: spec.revision.into(), ..Repo::default() };
+    let mut all: BTreeMap<_, _> =
+        further.iter().map(|name| ((*name).to_owned(), vec![0; 1000].into())).collect();
+    files(checkpoint, "", &mut all);
+    repo.commits.insert(spec.revision.into(), all);
     let hub = Arc::new(Hub::default());
-    hub.repos.lock().expect("hub").insert(KLEIN.repository.into(), repo);
+    hub.repos.lock().expect("hub").insert(spec.repository.into(), repo);
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let endpoint = format!("http://{}", runtime.block_on(hub.start()));
-    let home = tempfile::tempdir().expect("a directory");
+    (hub, endpoint, runtime)
+}
 
-    let ends = |output: Output, code: i32, words: &[&str]| {
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(code), "{text}");
-        assert!(words.iter().all(|word| text.contains(word)), "{text}");
-    };
+#[track_caller]
+fn ends(output: &Output, code: i32, words: &[&str]) {
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    assert!(words.iter().all(|word| text.contains(word)), "{text}");
+}
+
+#[test]
+fn the_pinned_weights_are_downloaded_once_and_served_offline_after() {
+    let (hub, endpoint, _runtime) = hub(&KLEIN, &tiny(), &["single-file.safetensors"]);
+    let home = tempfile::tempdir().expect("a directory");
     hub.break_with(|_, _| Some(error(401, "GatedRepo", "Ask for access.")));
     let output = serve(&endpoint, home.path(), false).output().expect("the server starts");
-    ends(output, 6, &["is gated", "accept its conditions at", "no token was sent"]);
+    ends(&output, 6, &["is gated", "accept its conditions at", "no token was sent"]);
     hub.mend();
     let output = serve(&endpoint, home.path(), true).output().expect("the server starts");
-    ends(output, 5, &["offline"]);
+    ends(&output, 5, &["offline"]);
 
     assert!(ready(serve(&endpoint, home.path(), false)));
     assert!(hub.downloads().iter().all(|ask| !ask.path.ends_with("single-file.safetensors")));
     let asked = hub.seen.lock().expect("hub").len();
     assert!(ready(serve(&endpoint, home.path(), true)));
     assert_eq!(hub.seen.lock().expect("hub").len(), asked, "nothing is asked again");
+}
+
+#[test]
+fn dev_is_downloaded_by_its_name_without_the_shards_that_nothing_reads() {
+    let checkpoint = root().join("code/tests/fixtures/dev/tiny");
+    let further = [DEV.unneeded_files, &["flux2-dev.safetensors", "ae.safetensors"]].concat();
+    let (hub, endpoint, _runtime) = hub(&DEV, &checkpoint, &further);
+    let home = tempfile::tempdir().expect("a directory");
+    let serve = || {
+        let mut command = serve(&endpoint, home.path(), false);
+        command.env("FLUX2_MODEL", "dev");
+        command
+    };
+    hub.break_with(|_, _| Some(error(403, "GatedRepo", "Access to this model is restricted.")));
+    ends(&serve().output().expect("the server starts"), 6, &["black-forest-labs/FLUX.2-dev is gated"]);
+    hub.mend();
+    assert!(ready(serve()));
+    let asked = hub.downloads();
+    assert!(asked.iter().any(|ask| ask.path.ends_with("text_encoder/model-00001-of-00003.safetensors")));
+    for file in further {
+        assert!(asked.iter().all(|ask| !ask.path.ends_with(file)), "{file}");
+    }
 }
