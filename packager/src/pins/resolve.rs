@@ -9,7 +9,7 @@ use std::{
 
 use super::{FilePin, GitPin, ImagePin, Lock, SfpiPin, Unpinned, WeightsPin, WheelPin};
 use crate::{
-    error::Result,
+    error::{Class, Failure, Result},
     files, git,
     image::engine,
     manifest::{
@@ -134,6 +134,9 @@ fn weights_pin(weights: &Weights) -> Result<WeightsPin> {
             .map(|text| text.trim().to_owned())
             .filter(|text| git::is_commit(text))
     };
+    if let Some(revision) = &revision {
+        refuse_half(weights, revision)?;
+    }
     let mut files = Vec::new();
     let snapshot =
         revision.as_ref().map(|revision| cache.join("snapshots").join(revision)).filter(|dir| dir.is_dir());
@@ -144,6 +147,37 @@ fn weights_pin(weights: &Weights) -> Result<WeightsPin> {
         }
     }
     Ok(WeightsPin { repo: weights.repo.clone(), revision, files })
+}
+
+/// A pin is taken for the list of a snapshot, so half a snapshot must not become one: every file that the commit is
+/// known to have, and the manifest wants, must be there.
+fn refuse_half(weights: &Weights, revision: &str) -> Result<()> {
+    let cache = hub::cache::Cache::new(&hub_cache(), &weights.repo);
+    let Some(record) = cache.record(revision) else { return Ok(()) };
+    let (allow, ignore) = (weights.allow_patterns.as_deref(), weights.ignore_patterns.as_deref());
+    let wanted = record.files.iter().filter(|file| {
+        hub::pattern::selected(&file.path, allow.unwrap_or_default(), ignore.unwrap_or_default())
+    });
+    let wanted: Vec<_> = wanted.collect();
+    let there = |path: &str| fs::metadata(cache.snapshot(revision).join(path)).ok();
+    let absent: Vec<&str> = wanted
+        .iter()
+        .filter(|file| there(&file.path).is_none_or(|meta| meta.len() != file.size))
+        .map(|file| file.path.as_str())
+        .collect();
+    // Without a single one there is nothing to be taken for a whole.
+    if absent.is_empty() || absent.len() == wanted.len() {
+        return Ok(());
+    }
+    let what = format!(
+        "the cache holds {} of the {} files of {}@{revision} that the manifest wants",
+        wanted.len() - absent.len(),
+        wanted.len(),
+        weights.repo
+    );
+    Err(Failure::new(Class::Verify, what)
+        .why(format!("missing or cut: {}; half a snapshot is not pinned", absent.join(", ")))
+        .next("run `packager fetch --weights`, then `packager pin` again"))
 }
 
 /// Finds the wheel of `name==version` in a directory; its own name says both.

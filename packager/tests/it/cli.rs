@@ -186,3 +186,47 @@ fn pin_writes_what_it_can_says_what_it_cannot_and_reports_drift() {
         "--check writes nothing"
     );
 }
+
+#[test]
+fn case_35_half_a_snapshot_is_not_pinned() {
+    let dir = tempdir().expect("dir");
+    let commit = "1234567890123456789012345678901234567890";
+    write(dir.path(), "tree/model.py", "x = 1\n");
+    let manifest = MINIMAL
+        .replace("weights: org/weights", &format!("weights: {{repo: org/weights, revision: \"{commit}\"}}"));
+    write(dir.path(), "manifest.yaml", &manifest);
+    let files: Vec<Value> = [("a.json", 2), ("b.bin", 4)]
+        .map(|(path, size)| serde_json::json!({"path": path, "size": size, "id": {"git": "0".repeat(40)}}))
+        .into();
+    let folder = "hub/models--org--weights";
+    let record = serde_json::json!({"files": files, "verified": []}).to_string();
+    write(dir.path(), &format!("{folder}/.files/{commit}.json"), record);
+    let pin = || {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_packager"))
+            .args(["pin", "--offline"])
+            .current_dir(dir.path())
+            .env("HF_HUB_CACHE", dir.path().join("hub"))
+            .output()
+            .expect("runs");
+        (output.status.code().unwrap_or(-1), text(&output.stderr))
+    };
+    write(dir.path(), &format!("{folder}/snapshots/{commit}/a.json"), "{}");
+    let half = |said: &str| {
+        let (code, shown) = pin();
+        assert!(code == 8 && shown.contains("1 of the 2 files") && shown.contains(said), "{code}: {shown}");
+        assert!(!dir.path().join("manifest.lock").exists());
+    };
+    half("b.bin");
+    write(dir.path(), &format!("{folder}/snapshots/{commit}/b.bin"), "cut");
+    half("b.bin");
+    write(dir.path(), &format!("{folder}/snapshots/{commit}/b.bin"), "full");
+    let (code, shown) = pin();
+    assert_eq!(code, 0, "{shown}");
+    let lock = fs::read_to_string(dir.path().join("manifest.lock")).expect("lock");
+    assert!(lock.contains("a.json") && lock.contains("b.bin"), "{lock}");
+    // What the manifest does not want need not be there.
+    fs::remove_file(dir.path().join(format!("{folder}/snapshots/{commit}/b.bin"))).expect("removed");
+    let some = format!("revision: \"{commit}\", allow_patterns: [\"*.json\"]");
+    write(dir.path(), "manifest.yaml", manifest.replace(&format!("revision: \"{commit}\""), &some));
+    assert_eq!(pin().0, 0);
+}
