@@ -3,8 +3,9 @@
 //!
 //! A step multiplies 32 rows by 32 columns over 32 values of `k`: four tile loads and four tile products, so that 4 KiB come
 //! from the caches for 64 cycles of arithmetic. A panel holds for each step two tiles `[pair of k][16 columns][2]`, which is
-//! the transposition that the instruction wants. `A` is read in place, from rows that lie an odd number of cache lines apart
-//! ([`Unit::stride`]): even ones fall on few cache sets and cost a tenth.
+//! the transposition that the instruction wants. The rows of a linear lie in tiles too, so that they are read in the order of
+//! memory and the processor fetches them ahead. Pixels, queries and probabilities are read in place, from rows that lie an
+//! odd number of cache lines apart ([`Unit::stride`]): even ones fall on few cache sets and cost a tenth.
 //!
 //! Time: with the panel in the first-level cache and the rows from the second, sums read and written every 8 steps, about
 //! 55 % of what the tile unit reaches in registers; the loads decide. Longer panels push each other out of the cache,
@@ -22,6 +23,7 @@ use half::bf16;
 
 use super::{
     amx_permission::{Permission, permission},
+    amx_softmax,
     avx512::{Avx512, transpose_pairs},
     buffer::Buffer,
     kernel::Rows,
@@ -38,14 +40,17 @@ const PANEL_STEP: usize = STEP * STEP;
 /// A cache line of values.
 const LINE: usize = 32;
 
-/// Proof of AMX-TILE and AMX-BF16, of the kernel's permission, and of AVX512-BF16 and AVX512BW for the conversions.
+/// Proof of AMX-TILE and AMX-BF16, of the kernel's permission, and of AVX512-BF16, AVX512BW and AVX512DQ for what
+/// surrounds products.
 #[derive(Clone, Copy)]
 pub struct Amx(Avx512);
 
 impl Amx {
     /// The instruction set, if this processor has it and the system lets this process use it.
     pub fn detect() -> Option<Self> {
-        let has = is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512bw");
+        let has = is_x86_feature_detected!("avx512bf16")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq");
         Avx512::detect().filter(|_| has && permission() == Permission::Granted).map(Self)
     }
 }
@@ -136,8 +141,8 @@ unsafe fn two_by_two(a: Rows<'_, u16>, b: *const u16, c: *mut f32, c_stride: usi
             "tileloadd tmm5, [{low} + {a_stride}]",
             "tdpbf16ps tmm2, tmm5, tmm6",
             "tdpbf16ps tmm3, tmm5, tmm7",
-            "add {at}, 64",
-            "add {low}, 64",
+            "add {at}, {advance}",
+            "add {low}, {advance}",
             "add {b}, 2048",
             "dec {k}",
             "jnz 4b",
@@ -151,6 +156,7 @@ unsafe fn two_by_two(a: Rows<'_, u16>, b: *const u16, c: *mut f32, c_stride: usi
             "tilestored [{low} + {c_stride} + 64], tmm3",
             a = in(reg) a.start,
             a_stride = in(reg) 2 * a.stride,
+            advance = in(reg) if a.tiled { 2 * PANEL_STEP } else { 2 * STEP },
             runs = inout(reg) a.runs.as_ptr() => _,
             count = inout(reg) a.runs.len() => _,
             steps = in(reg) a.len / STEP,
@@ -196,7 +202,7 @@ unsafe fn one_by_two(a: Rows<'_, u16>, b: *const u16, c: *mut f32, c_stride: usi
             "tdpbf16ps tmm0, tmm4, tmm6",
             "tileloadd tmm7, [{b} + {line} + 1024]",
             "tdpbf16ps tmm1, tmm4, tmm7",
-            "add {at}, 64",
+            "add {at}, {advance}",
             "add {b}, 2048",
             "dec {k}",
             "jnz 4b",
@@ -206,6 +212,7 @@ unsafe fn one_by_two(a: Rows<'_, u16>, b: *const u16, c: *mut f32, c_stride: usi
             "tilestored [{c} + {c_stride} + 64], tmm1",
             a = in(reg) a.start,
             a_stride = in(reg) 2 * a.stride,
+            advance = in(reg) if a.tiled { 2 * PANEL_STEP } else { 2 * STEP },
             runs = inout(reg) a.runs.as_ptr() => _,
             count = inout(reg) a.runs.len() => _,
             steps = in(reg) a.len / STEP,
@@ -269,15 +276,17 @@ fn row_step(row: Option<&RowBytes<'_>>, range: Range<usize>) -> __m512i {
 #[target_feature(enable = "avx512f")]
 fn pack(rows: &[Option<RowBytes<'_>>], range: Range<usize>, panel: &mut [u16]) {
     let steps = panel[..range.len().next_multiple_of(STEP) * STEP].as_chunks_mut::<PANEL_STEP>().0;
-    for (step, to) in steps.iter_mut().enumerate() {
-        let start = range.start + STEP * step;
-        let range = start..range.end.min(start + STEP);
-        for (rows, tile) in rows.as_chunks::<TILE>().0.iter().zip(to.as_chunks_mut::<{ TILE * LINE }>().0) {
+    // A tile of rows from end to end, then the other: the processor fetches ahead in about as many rows as a tile has.
+    for (half, rows) in rows.as_chunks::<TILE>().0.iter().enumerate() {
+        for (step, to) in steps.iter_mut().enumerate() {
+            let start = range.start + STEP * step;
+            let range = start..range.end.min(start + STEP);
             let mut lines = [_mm512_setzero_si512(); TILE];
             for (line, row) in lines.iter_mut().zip(rows) {
                 *line = row_step(row.as_ref(), range.clone());
             }
-            for (line, to) in transpose_pairs(&lines).iter().zip(tile.as_chunks_mut::<LINE>().0) {
+            let to = to[half * TILE * LINE..].as_chunks_mut::<LINE>().0;
+            for (line, to) in transpose_pairs(&lines).iter().zip(to) {
                 // SAFETY: a line has 32 values.
                 unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), *line) };
             }
@@ -316,8 +325,10 @@ impl Unit for Amx {
     const CODED: bool = true;
     const SCALED: bool = false;
     const STEP: usize = STEP;
+    const TILED: bool = true;
     /// 16 KiB of panel and as much of rows at once: measured best of 192 to 1,536.
     const DEPTH: usize = 256;
+    const PACKED_SLICES: usize = 2;
     const TASK_COLUMNS: usize = 256;
 
     #[inline(always)]
@@ -333,6 +344,45 @@ impl Unit for Amx {
         // SAFETY: the features were detected.
         unsafe { encode(from, to) };
         1.0
+    }
+    fn encode_rows(
+        self,
+        from: &[f32],
+        from_stride: usize,
+        rows: usize,
+        len: usize,
+        to: &mut [u16],
+        _stride: usize,
+        _scales: &mut [f32],
+    ) {
+        assert!(rows <= STEP && to.len() >= STEP * len.next_multiple_of(STEP), "room for fewer tiles");
+        for row in 0..rows {
+            for (step, from) in from[row * from_stride..][..len].chunks(STEP).enumerate() {
+                let to = &mut to[step * PANEL_STEP + row * STEP..][..STEP];
+                // SAFETY: the features were detected.
+                unsafe { encode(from, to) };
+            }
+        }
+    }
+    #[inline(always)]
+    fn largest(self, scores: &[f32]) -> f32 {
+        // SAFETY: the features were detected.
+        unsafe { amx_softmax::largest(scores) }
+    }
+    #[inline(always)]
+    fn exponentials(
+        self,
+        scores: &mut [f32],
+        seen: Range<usize>,
+        scale: f32,
+        base: f32,
+        to: &mut [u16],
+    ) -> (f32, f32) {
+        to[..seen.start].fill(0);
+        to[seen.end..].fill(0);
+        // SAFETY: the features were detected.
+        let total = unsafe { amx_softmax::exponentials(&scores[seen.clone()], scale, base, &mut to[seen]) };
+        (total, 1.0)
     }
     #[inline(always)]
     fn pack(self, rows: &[Option<RowBytes<'_>>], range: Range<usize>, panel: &mut [u16]) -> f32 {
@@ -407,7 +457,9 @@ impl Unit for Amx {
             configure(self, count);
             // SAFETY: the tiles are configured; rows done..done + count are inside A and C by the caller's contract.
             unsafe {
-                let a = Rows { start: a.start.add(done * a.stride), ..a };
+                // In tiles the 32 rows of a step take the place of `len` values each.
+                let (pitch, stride) = if a.tiled { (a.len, STEP) } else { (a.stride, a.stride) };
+                let a = Rows { start: a.start.add(done * pitch), stride, ..a };
                 let c = c.add(done * c_stride);
                 if count > TILE {
                     two_by_two(a, b, c, c_stride, accumulate);

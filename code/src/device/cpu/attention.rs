@@ -73,11 +73,12 @@ impl Task<'_> {
         let keys = self.keys(self.queries.end - 1);
         let (query, query_scales) = self.qkv.queries::<U>(self.head, self.queries.clone());
         let len = dim.next_multiple_of(U::STEP);
-        // From one row of probabilities to the next.
-        let coded = if U::CODED { U::stride(block) } else { block };
+        // From one row of scores to the next, an odd number of cache lines; and of probabilities.
+        let stride = block + 16;
+        let coded = if U::CODED { U::stride(block) } else { stride };
         let room =
             if U::CODED { (count * coded * size_of::<U::Value>()).div_ceil(size_of::<f32>()) } else { 0 };
-        let sizes = [count * block, count * padded_dim, count, count, room, count];
+        let sizes = [count * stride, count * padded_dim, count, count, room, count];
         with_scratch(
             sizes,
             #[inline(always)]
@@ -91,32 +92,53 @@ impl Task<'_> {
                     let end = keys.end.min(start + block);
                     let used = (end - start).next_multiple_of(width);
                     for panel in 0..used / width {
-                        let a = Rows { start: query.as_ptr(), stride: U::stride(dim), runs: &[0], len };
+                        let a = Rows {
+                            start: query.as_ptr(),
+                            stride: U::stride(dim),
+                            runs: &[0],
+                            len,
+                            tiled: false,
+                        };
                         let (b, scale) = self.qkv.key_panel::<U>(self.head, start / width + panel);
                         let c = &mut scores[panel * width..];
-                        // SAFETY: A is `count` queries, B a key panel of `len` rows, C `count` rows `block` apart.
+                        // SAFETY: A is `count` queries, B a key panel of `len` rows, C `count` rows `stride` apart.
                         unsafe {
                             let (scales, c) = (query_scales.as_ptr(), c.as_mut_ptr());
-                            unit.product(count, a, scales, b.as_ptr(), scale, c, block, false);
+                            unit.product(count, a, scales, b.as_ptr(), scale, c, stride, false);
                         };
                     }
                     for i in 0..count {
                         let seen = self.keys(self.queries.start + i);
                         let seen = seen.start.max(start).min(end) - start..seen.end.clamp(start, end) - start;
-                        let scores = &mut scores[i * block..i * block + used];
+                        let scores = &mut scores[i * stride..i * stride + used];
                         let sums = &mut sums[i * padded_dim..(i + 1) * padded_dim];
-                        simd.vectorize(
+                        let to = if U::CODED { &mut room[i * coded..i * coded + used] } else { &mut [] };
+                        scales[i] = simd.vectorize(
                             #[inline(always)]
-                            || softmax(simd, scores, seen, self.scale, &mut largest[i], &mut totals[i], sums),
+                            || {
+                                softmax(
+                                    unit,
+                                    scores,
+                                    seen,
+                                    self.scale,
+                                    &mut largest[i],
+                                    &mut totals[i],
+                                    sums,
+                                    to,
+                                )
+                            },
                         );
-                        if U::CODED {
-                            scales[i] = unit.encode(scores, &mut room[i * coded..i * coded + used]);
-                        }
                     }
                     let probabilities: &[U::Value] =
                         if U::CODED { &*room } else { bytemuck::cast_slice(&*scores) };
                     for panel in 0..padded_dim / width {
-                        let a = Rows { start: probabilities.as_ptr(), stride: coded, runs: &[0], len: used };
+                        let a = Rows {
+                            start: probabilities.as_ptr(),
+                            stride: coded,
+                            runs: &[0],
+                            len: used,
+                            tiled: false,
+                        };
                         let (b, scale) = self.qkv.value_panel::<U>(self.head, panel, start..start + used);
                         let c = &mut sums[panel * width..];
                         // SAFETY: A is `count` rows of `used` probabilities, B as many values, C `count` rows of sums.
@@ -151,26 +173,24 @@ impl Task<'_> {
 }
 
 /// Turns the scores of one query into probabilities relative to the largest so far, and brings total and sums to the same
-/// base. Scores outside `seen` become 0.
+/// base. Scores outside `seen` become 0. Returns what products with the probabilities are to be multiplied by.
 #[inline(always)]
-fn softmax<S: Simd>(
-    simd: S,
+#[allow(clippy::too_many_arguments, reason = "a row, its state and where it goes")]
+fn softmax<U: Unit>(
+    unit: U,
     scores: &mut [f32],
     seen: Range<usize>,
     scale: f32,
     largest: &mut f32,
     total: &mut f32,
     sums: &mut [f32],
-) {
+    to: &mut [U::Value],
+) -> f32 {
+    let simd = unit.simd();
     if seen.is_empty() {
-        scores.fill(0.0);
-        return;
+        return unit.exponentials(scores, 0..0, scale, 0.0, to).1;
     }
-    let (before, rest) = scores.split_at_mut(seen.start);
-    let (scores, after) = rest.split_at_mut(seen.len());
-    before.fill(0.0);
-    after.fill(0.0);
-    let new = largest.max(largest_of(simd, scores) * scale);
+    let new = largest.max(unit.largest(&scores[seen.clone()]) * scale);
     if new > *largest {
         // A first block has no sums yet: e^-inf must be 0, which the clamped exponential is not.
         let factor = if *largest == f32::NEG_INFINITY {
@@ -182,7 +202,9 @@ fn softmax<S: Simd>(
         scale_in_place(simd, sums, factor);
         *largest = new;
     }
-    *total += exponentials(simd, scores, scale, new);
+    let (sum, factor) = unit.exponentials(scores, seen, scale, new, to);
+    *total += sum;
+    factor
 }
 
 #[inline(always)]
@@ -194,38 +216,4 @@ fn scale_in_place<S: Simd>(simd: S, values: &mut [f32], factor: f32) {
             simd.store(chunk.as_mut_ptr(), v);
         }
     }
-}
-
-#[inline(always)]
-fn largest_of<S: Simd>(simd: S, values: &[f32]) -> f32 {
-    let chunks = values.chunks_exact(S::LANES);
-    let rest = chunks.remainder().iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut largest = simd.splat(rest);
-    for chunk in chunks {
-        // SAFETY: the chunk has LANES values.
-        largest = simd.max(unsafe { simd.load(chunk.as_ptr()) }, largest);
-    }
-    simd.largest(largest)
-}
-
-/// `e^(scale · score - largest)` in place; their sum.
-#[inline(always)]
-fn exponentials<S: Simd>(simd: S, scores: &mut [f32], scale: f32, largest: f32) -> f32 {
-    let (scale, largest) = (simd.splat(scale), simd.splat(-largest));
-    let mut total = simd.splat(0.0);
-    let mut chunks = scores.chunks_exact_mut(S::LANES);
-    for chunk in chunks.by_ref() {
-        // SAFETY: the chunk has LANES values.
-        unsafe {
-            let e = simd.exp(simd.mul_add(simd.load(chunk.as_ptr()), scale, largest));
-            simd.store(chunk.as_mut_ptr(), e);
-            total = simd.add(total, e);
-        }
-    }
-    let mut total = simd.sum(total);
-    for score in chunks.into_remainder() {
-        *score = simd.lanes(simd.exp(simd.mul_add(simd.splat(*score), scale, largest)))[0];
-        total += *score;
-    }
-    total
 }

@@ -360,7 +360,7 @@ impl Tile {
                     let (b, scale) = unit.kept(&conv.panels, index * panels + panel, range, panel_room);
                     for y in 0..self.y.len() {
                         let a = &strip[y * geometry.stride * strip_width * padded..];
-                        let a = Rows { start: a.as_ptr(), stride, runs: &runs, len: padded };
+                        let a = Rows { start: a.as_ptr(), stride, runs: &runs, len: padded, tiled: false };
                         let at = (panel * pixels + y * self.x.len()) * width;
                         let c = &mut sums[at..at + self.x.len() * width];
                         // SAFETY: the strip holds all taps of the row's pixels, B `taps * padded` rows, C one row

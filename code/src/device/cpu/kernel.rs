@@ -21,6 +21,8 @@ pub struct Rows<'a, V = f32> {
     pub runs: &'a [usize],
     /// Values of a run.
     pub len: usize,
+    /// Whether rows lie in tiles instead, as [`super::unit::Unit::TILED`] says; then `stride` has no meaning.
+    pub tiled: bool,
 }
 
 /// Steps along `k` between two looks at the loop's end: one where the tile takes so many registers that the compiler, given

@@ -3,8 +3,9 @@
 //! first-level cache, so a linear reads its input once, its weights once per block of rows, and writes its output once.
 //!
 //! Blocking, outermost first: tasks of `Unit::TASK_ROWS` × `Unit::TASK_COLUMNS`; within a task slices along `k`, so that a
-//! panel stays in the first-level cache however long the rows are, while the weights of the next slice are fetched; within a slice blocks of `BLOCK_ROWS` rows that stay in
-//! the second-level cache while all panels pass over them. Partial sums of a task live in scratch memory.
+//! panel stays in the first-level cache however long the rows are, packed a few slices at a time, so that the weights are
+//! read in runs; within a slice blocks of `BLOCK_ROWS` rows that stay in the second-level cache while all panels pass over
+//! them. Partial sums of a task live in scratch memory.
 
 use rayon::prelude::*;
 
@@ -18,6 +19,8 @@ use super::{
 
 /// Rows that stay in the second-level cache: at most 288 KiB of a slice.
 const BLOCK_ROWS: usize = 192;
+/// Rows that are encoded at once: those of a tile, if there are tiles.
+const ENCODED_ROWS: usize = 32;
 /// Up to this many rows the weights are read in place, a dot product at a time: the memory decides.
 const FEW_ROWS: usize = 3;
 
@@ -84,7 +87,14 @@ impl Epilogue<'_> {
         let gate = self.gate.map(|gate| &gate[column..column + n]);
         let residual = self.residual.map(|residual| &residual[at..at + n]);
         match (bias, gate, residual) {
-            (None, None, None) => output.copy_from_slice(&sums[..n]),
+            // A call to copy so little would cost more.
+            (None, None, None) => simd::map(
+                simd,
+                [sums],
+                output,
+                #[inline(always)]
+                |[s]| s,
+            ),
             (Some(b), None, None) => simd::map(
                 simd,
                 [sums, b],
@@ -177,39 +187,52 @@ struct Slice {
     stride: usize,
 }
 
+/// Values from one row of `len` to the next; in tiles, a 32nd of those from 32 rows to the next 32.
+fn stride<U: Unit>(len: usize) -> usize {
+    if U::TILED { len.next_multiple_of(U::STEP) } else { U::stride(len) }
+}
+
 /// All slices of rows of `inputs` values.
 fn slices<U: Unit>(inputs: usize) -> impl Iterator<Item = Slice> {
     (0..inputs).step_by(U::DEPTH).enumerate().map(move |(index, start)| {
         let len = U::DEPTH.min(inputs - start);
-        Slice { index, start, len, steps: len.next_multiple_of(U::STEP), stride: U::stride(len) }
+        Slice { index, start, len, steps: len.next_multiple_of(U::STEP), stride: stride::<U>(len) }
     })
 }
 
 impl Blocked {
     fn new<U: Unit>(unit: U, x: &[f32], rows: usize, inputs: usize) -> Self {
         let count = inputs.div_ceil(U::DEPTH);
-        let len = count * rows * U::stride(U::DEPTH.min(inputs)) * size_of::<U::Value>();
+        let len = count * Self::pitch::<U>(rows, inputs) * size_of::<U::Value>();
         let mut values = Buffer::dirty(len.div_ceil(size_of::<f32>()));
         let mut scales = vec![1.0; rows * count];
         let shared = Shared::<U::Value>::new(bytemuck::cast_slice_mut(&mut values));
         let shared_scales = Shared::new(&mut scales);
-        (0..rows.div_ceil(64)).into_par_iter().for_each(|group| {
+        (0..rows.div_ceil(ENCODED_ROWS)).into_par_iter().for_each(|group| {
+            let first = group * ENCODED_ROWS;
+            let count = ENCODED_ROWS.min(rows - first);
             for slice in slices::<U>(inputs) {
-                for row in 64 * group..rows.min(64 * group + 64) {
-                    let at = Self::at::<U>(rows, inputs, &slice, row);
-                    let scale = slice.index * rows + row;
-                    // SAFETY: each row of each slice is written by the one task that has the row.
-                    let (to, scale) =
-                        unsafe { (shared.get(at..at + slice.steps), shared_scales.get(scale..scale + 1)) };
-                    scale[0] = unit.encode(&x[row * inputs + slice.start..][..slice.len], to);
-                }
+                let at = Self::at::<U>(rows, inputs, &slice, first);
+                let scale = slice.index * rows + first;
+                // Rows in tiles fill the last tile's place.
+                let len = if U::TILED { ENCODED_ROWS } else { count } * slice.stride;
+                // SAFETY: each row of each slice is written by the one task that has the row.
+                let (to, scales) =
+                    unsafe { (shared.get(at..at + len), shared_scales.get(scale..scale + count)) };
+                let from = &x[first * inputs + slice.start..];
+                unit.encode_rows(from, inputs, count, slice.len, to, slice.stride, scales);
             }
         });
         Self { rows, inputs, values, scales }
     }
     /// Where a row of a slice starts.
     fn at<U: Unit>(rows: usize, inputs: usize, slice: &Slice, row: usize) -> usize {
-        slice.index * rows * U::stride(U::DEPTH.min(inputs)) + row * slice.stride
+        slice.index * Self::pitch::<U>(rows, inputs) + row * slice.stride
+    }
+    /// Values from one slice to the next.
+    fn pitch<U: Unit>(rows: usize, inputs: usize) -> usize {
+        let rows = if U::TILED { rows.next_multiple_of(ENCODED_ROWS) } else { rows };
+        rows * stride::<U>(U::DEPTH.min(inputs))
     }
 }
 
@@ -224,10 +247,10 @@ impl Task {
     fn run<U: Unit>(&self, unit: U, x: &Blocked, w: Weights<'_>, epilogue: Epilogue<'_>, out: Shared<'_>) {
         let width = kernel::columns::<U::S>();
         let values: &[U::Value] = bytemuck::cast_slice(&x.values);
-        let panel = U::DEPTH.min(x.inputs).next_multiple_of(U::STEP) * width;
+        let panel = U::PACKED_SLICES * U::DEPTH.min(x.inputs).next_multiple_of(U::STEP) * width;
         let packed = (self.panels * panel * size_of::<U::Value>()).div_ceil(size_of::<f32>());
         with_scratch(
-            [packed, self.panels, self.panels * self.rows * width],
+            [packed, self.panels * U::PACKED_SLICES, self.panels * self.rows * width],
             #[inline(always)]
             |[packed, factors, sums]| {
                 let packed: &mut [U::Value] = bytemuck::cast_slice_mut(packed);
@@ -236,45 +259,47 @@ impl Task {
                 }
                 let columns: Vec<_> =
                     (0..self.panels).map(|panel| w.panel_rows::<U::S>(self.first_panel + panel)).collect();
-                for slice in slices::<U>(x.inputs) {
-                    let len = slice.steps * width;
+                let slices: Vec<_> = slices::<U>(x.inputs).collect();
+                for packed_slices in slices.chunks(U::PACKED_SLICES) {
+                    let first = packed_slices[0].start;
+                    let all = packed_slices.iter().map(|slice| slice.steps).sum::<usize>();
                     for (panel, rows) in columns.iter().enumerate() {
-                        let to = &mut packed[panel * len..(panel + 1) * len];
-                        factors[panel] = unit.pack(&rows[..width], slice.start..slice.start + slice.len, to);
+                        for (i, slice) in packed_slices.iter().enumerate() {
+                            let to = &mut packed[(panel * all + slice.start - first) * width..];
+                            let range = slice.start..slice.start + slice.len;
+                            factors[panel * U::PACKED_SLICES + i] =
+                                unit.pack(&rows[..width], range, &mut to[..slice.steps * width]);
+                        }
                     }
-                    let next = slice.start + slice.len;
-                    let next = next..x.inputs.min(next + U::DEPTH);
-                    let mut ahead = columns.iter().flat_map(|rows| &rows[..width]);
-                    let per_product = width.div_ceil(self.rows.div_ceil(BLOCK_ROWS));
-                    for block in (0..self.rows).step_by(BLOCK_ROWS) {
-                        let count = BLOCK_ROWS.min(self.rows - block);
-                        let row = self.first_row + block;
-                        let a = &values[Blocked::at::<U>(x.rows, x.inputs, &slice, row)..];
-                        let a = &a[..(count - 1) * slice.stride + slice.steps];
-                        let a =
-                            Rows { start: a.as_ptr(), stride: slice.stride, runs: &[0], len: slice.steps };
-                        let scales = &x.scales[slice.index * x.rows + row..][..count];
-                        for panel in 0..self.panels {
-                            let b = &packed[panel * len..(panel + 1) * len];
-                            for row in ahead.by_ref().take(per_product).flatten() {
-                                row.prefetch(next.clone());
+                    for (i, slice) in packed_slices.iter().enumerate() {
+                        for block in (0..self.rows).step_by(BLOCK_ROWS) {
+                            let count = BLOCK_ROWS.min(self.rows - block);
+                            let row = self.first_row + block;
+                            let a = &values[Blocked::at::<U>(x.rows, x.inputs, slice, row)..];
+                            let a = &a[..(count - 1) * slice.stride + slice.steps];
+                            let (start, stride, len) = (a.as_ptr(), slice.stride, slice.steps);
+                            let a = Rows { start, stride, runs: &[0], len, tiled: U::TILED };
+                            let scales = &x.scales[slice.index * x.rows + row..][..count];
+                            for panel in 0..self.panels {
+                                let b = &packed[(panel * all + slice.start - first) * width..];
+                                let b = &b[..slice.steps * width];
+                                let at = (panel * self.rows + block) * width;
+                                let c = &mut sums[at..at + count * width];
+                                // SAFETY: A has `count` rows of `steps` values and scales, B `steps` rows and C
+                                // `count` rows of `width`.
+                                unsafe {
+                                    unit.product(
+                                        count,
+                                        a,
+                                        scales.as_ptr(),
+                                        b.as_ptr(),
+                                        factors[panel * U::PACKED_SLICES + i],
+                                        c.as_mut_ptr(),
+                                        width,
+                                        slice.index > 0,
+                                    );
+                                };
                             }
-                            let at = (panel * self.rows + block) * width;
-                            let c = &mut sums[at..at + count * width];
-                            // SAFETY: A has `count` rows of `steps` values and scales, B `steps` rows and C `count`
-                            // rows of `width`.
-                            unsafe {
-                                unit.product(
-                                    count,
-                                    a,
-                                    scales.as_ptr(),
-                                    b.as_ptr(),
-                                    factors[panel],
-                                    c.as_mut_ptr(),
-                                    width,
-                                    slice.index > 0,
-                                );
-                            };
                         }
                     }
                 }

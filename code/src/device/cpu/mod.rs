@@ -18,6 +18,8 @@
 mod amx;
 #[cfg(target_arch = "x86_64")]
 mod amx_permission;
+#[cfg(target_arch = "x86_64")]
+mod amx_softmax;
 mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;

@@ -50,8 +50,14 @@ pub trait Unit: Copy + Send + Sync + 'static {
     const SCALED: bool;
     /// Rows and runs of `A` and panels of `B` are padded with zeros to a multiple of this along `k`.
     const STEP: usize;
+    /// Whether the rows of a linear lie in tiles: after every 32 rows of a slice the next 32, of each step the 32 rows, of
+    /// each row a step.
+    const TILED: bool = false;
     /// Values of `k` that a linear multiplies before the sums go back to memory; a multiple of [`Unit::STEP`].
     const DEPTH: usize;
+    /// Slices of this depth that a linear packs at a time: the longer the runs that are read of each row of a weight, the
+    /// better the processor fetches ahead.
+    const PACKED_SLICES: usize = 1;
     /// Rows of a linear's task: what a packed weight is used for.
     const TASK_ROWS: usize = 768;
     /// Columns of a linear's task: what a row in the second-level cache is used for.
@@ -69,6 +75,49 @@ pub trait Unit: Copy + Send + Sync + 'static {
     ///
     /// Returns what a product with it is to be multiplied by.
     fn encode(self, from: &[f32], to: &mut [Self::Value]) -> f32;
+
+    /// Writes `rows` rows of a linear, of `len` values and `from_stride` apart, as rows of `A` that lie `stride` apart or,
+    /// if [`Unit::TILED`], in tiles; `scales` are what products with each are to be multiplied by. Up to 32 rows.
+    #[allow(clippy::too_many_arguments, reason = "rows here and there")]
+    fn encode_rows(
+        self,
+        from: &[f32],
+        from_stride: usize,
+        rows: usize,
+        len: usize,
+        to: &mut [Self::Value],
+        stride: usize,
+        scales: &mut [f32],
+    ) {
+        for row in 0..rows {
+            let to = &mut to[row * stride..][..len.next_multiple_of(Self::STEP)];
+            scales[row] = self.encode(&from[row * from_stride..][..len], to);
+        }
+    }
+
+    /// The largest of `scores`; NaN may be passed over.
+    #[inline(always)]
+    fn largest(self, scores: &[f32]) -> f32 {
+        largest_of(self.simd(), scores)
+    }
+
+    /// `e^(scale · score - base)` of `scores[seen]` and 0 of the others, as values of `A` in `to`, in place if they are not
+    /// [`Unit::CODED`]; their sum, and what products with them are to be multiplied by.
+    #[inline(always)]
+    fn exponentials(
+        self,
+        scores: &mut [f32],
+        seen: Range<usize>,
+        scale: f32,
+        base: f32,
+        to: &mut [Self::Value],
+    ) -> (f32, f32) {
+        let simd = self.simd();
+        scores[..seen.start].fill(0.0);
+        scores[seen.end..].fill(0.0);
+        let total = exponentials(simd, &mut scores[seen], scale, base);
+        (total, if Self::CODED { self.encode(scores, to) } else { 1.0 })
+    }
 
     /// Writes values `range` of `rows` of a weight as a panel `[k][rows]`; missing rows are zeros.
     ///
@@ -223,6 +272,40 @@ impl<S: Simd> Unit for Single<S> {
         // SAFETY: the caller's contract.
         unsafe { kernel::product(self.0, rows, a, b, c, c_stride, accumulate) };
     }
+}
+
+#[inline(always)]
+fn largest_of<S: Simd>(simd: S, values: &[f32]) -> f32 {
+    let chunks = values.chunks_exact(S::LANES);
+    let rest = chunks.remainder().iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut largest = simd.splat(rest);
+    for chunk in chunks {
+        // SAFETY: the chunk has LANES values.
+        largest = simd.max(unsafe { simd.load(chunk.as_ptr()) }, largest);
+    }
+    simd.largest(largest)
+}
+
+/// `e^(scale · score - base)` in place; their sum.
+#[inline(always)]
+fn exponentials<S: Simd>(simd: S, scores: &mut [f32], scale: f32, base: f32) -> f32 {
+    let (scale, base) = (simd.splat(scale), simd.splat(-base));
+    let mut total = simd.splat(0.0);
+    let mut chunks = scores.chunks_exact_mut(S::LANES);
+    for chunk in chunks.by_ref() {
+        // SAFETY: the chunk has LANES values.
+        unsafe {
+            let e = simd.exp(simd.mul_add(simd.load(chunk.as_ptr()), scale, base));
+            simd.store(chunk.as_mut_ptr(), e);
+            total = simd.add(total, e);
+        }
+    }
+    let mut total = simd.sum(total);
+    for score in chunks.into_remainder() {
+        *score = simd.lanes(simd.exp(simd.mul_add(simd.splat(*score), scale, base)))[0];
+        total += *score;
+    }
+    total
 }
 
 /// Widens whole vectors.

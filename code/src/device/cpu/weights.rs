@@ -87,22 +87,6 @@ impl RowBytes<'_> {
         stored.then(|| self.bytes[2 * range.start..2 * range.end].as_ptr().cast())
     }
 
-    /// Asks for the values `range` to be brought into the second-level cache.
-    #[inline(always)]
-    pub fn prefetch(&self, range: Range<usize>) {
-        let size = self.dtype.size();
-        for line in self.bytes[range.start * size..range.end * size].chunks(64) {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: SSE is part of x86-64, and a prefetch cannot fault.
-            unsafe {
-                use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-                _mm_prefetch::<_MM_HINT_T1>(line.as_ptr().cast());
-            };
-            #[cfg(not(target_arch = "x86_64"))]
-            let _ = line;
-        }
-    }
-
     /// Value `k`.
     #[inline(always)]
     pub fn value(&self, k: usize) -> f32 {
