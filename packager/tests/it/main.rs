@@ -13,6 +13,7 @@ mod fetch;
 mod json;
 mod manifest;
 mod ours;
+mod ours_consumers;
 mod proxy;
 mod push;
 mod registry;

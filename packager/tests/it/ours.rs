@@ -11,7 +11,7 @@ use std::{
     io::Read as _,
     path::{Path, PathBuf},
     process::Command,
-    sync::LazyLock,
+    sync::{LazyLock, RwLock},
 };
 
 use packager::{layout::normalize, verify, wire::Wire};
@@ -25,6 +25,9 @@ use crate::{
 
 /// Stands in the environment of every command here, and must stand in nothing that they make.
 const TOKEN: &str = concat!("hf_", "pL4nT3dT0k3nThatMustNotBeFoundAnywhere");
+
+/// The image by its name in the engine: tests that run it read, tests that remove it or start the one container write.
+pub static IMAGE: RwLock<()> = RwLock::new(());
 
 /// `target/ours`: the packages, and a Hugging Face cache with the small checkpoint.
 static WORK: LazyLock<PathBuf> = LazyLock::new(|| {
@@ -41,7 +44,7 @@ static WORK: LazyLock<PathBuf> = LazyLock::new(|| {
 
 /// The small example's package. Its manifest is copied as deep in the repository as the original is, so
 /// that its lock is not the author's.
-static MINI: LazyLock<PathBuf> = LazyLock::new(|| {
+pub static MINI: LazyLock<PathBuf> = LazyLock::new(|| {
     let manifest = WORK.join("manifest.yaml");
     fs::copy(repository().join("examples/klein-mini/manifest.yaml"), &manifest).expect("copied");
     succeed(packager(&["pin", "--offline", "--manifest"]).arg(&manifest).args(BASES));
@@ -85,7 +88,7 @@ fn certificates() -> Option<PathBuf> {
     file.is_file().then_some(file)
 }
 
-fn packager(arguments: &[&str]) -> Command {
+pub fn packager(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_packager"));
     command.args(arguments).current_dir(repository()).env("DOCKER_HOST", &*ENGINE);
     command.env("HF_HOME", WORK.join("hf")).env("HF_TOKEN", TOKEN).env("HOME", WORK.join("home"));
@@ -98,7 +101,7 @@ fn wire(package: &Path) -> Wire {
 }
 
 /// The library's picture of the same request, made on this host.
-static EXPECTED: LazyLock<(Vec<u8>, Vec<u8>)> = LazyLock::new(|| {
+pub static EXPECTED: LazyLock<(Vec<u8>, Vec<u8>)> = LazyLock::new(|| {
     let program = Path::new(env!("CARGO_BIN_EXE_packager")).with_file_name("flux2-server");
     assert!(program.is_file(), "{} is missing: run this with `cargo test --workspace`", program.display());
     let out = WORK.join("library.png");
@@ -111,6 +114,7 @@ static EXPECTED: LazyLock<(Vec<u8>, Vec<u8>)> = LazyLock::new(|| {
 #[test]
 #[ignore = "compiles our image; make test runs it"]
 fn our_package_lives_a_consumers_whole_life() {
+    let _image = IMAGE.write();
     let package = &*MINI;
     let image = wire(package).container.image;
     let (tag, digest) = (image.tag, image.digest.expect("digest"));
@@ -166,6 +170,7 @@ fn our_package_lives_a_consumers_whole_life() {
 #[test]
 #[ignore = "compiles our image; make test runs it"]
 fn our_image_serves_as_any_user_with_nothing_writable() {
+    let _image = IMAGE.read();
     let tag = wire(&MINI).container.image.tag;
     let hf = format!("{}:/hf:ro", WORK.join("hf").display());
     let snapshot = wire(&MINI).container.serve.env["KLEIN_SNAPSHOT"].clone();
@@ -222,6 +227,7 @@ fn our_image_serves_as_any_user_with_nothing_writable() {
 #[test]
 #[ignore = "compiles our image; make test runs it"]
 fn our_image_explains_a_bare_run_and_holds_no_compiler_and_no_other_source() {
+    let _image = IMAGE.read();
     let tag = wire(&MINI).container.image.tag;
     let bare = docker(&["run", "--rm", &tag]);
     let said = String::from_utf8_lossy(&bare.stderr);
@@ -252,6 +258,7 @@ fn our_image_explains_a_bare_run_and_holds_no_compiler_and_no_other_source() {
 #[test]
 #[ignore = "compiles our image; make test runs it"]
 fn case_16_no_layer_and_no_history_of_our_image_holds_the_planted_token() {
+    let _image = IMAGE.read();
     let history = docker_text(&["history", "--no-trunc", &wire(&MINI).container.image.tag]);
     let holds = |bytes: &[u8]| bytes.windows(TOKEN.len()).any(|part| part == TOKEN.as_bytes());
     for entry in packager::files::walk(&MINI).expect("walk") {
@@ -268,6 +275,7 @@ fn case_16_no_layer_and_no_history_of_our_image_holds_the_planted_token() {
 #[test]
 #[ignore = "compiles our image; make test runs it"]
 fn a_plain_docker_build_gives_the_same_code_and_server() {
+    let _image = IMAGE.read();
     let tag = wire(&MINI).container.image.tag;
     // The files of the repository as they are now, and the certificates of this network.
     let context = WORK.join("plain");
@@ -306,6 +314,7 @@ fn a_plain_docker_build_gives_the_same_code_and_server() {
 #[test]
 #[ignore = "compiles our image; make test runs it"]
 fn commands_on_our_card_are_the_ones_that_work() {
+    let _image = IMAGE.read();
     let card = fs::read_to_string(KLEIN.join("README.md")).expect("the card");
     let fences =
         card.split("```sh\n").skip(1).filter_map(|rest| rest.split_once("```")).map(|(fence, _)| fence);
@@ -350,6 +359,7 @@ fn commands_on_our_card_are_the_ones_that_work() {
 #[test]
 #[ignore = "compiles our image; make test runs it"]
 fn our_package_is_proved_by_the_tools_of_others_and_built_only_once() {
+    let _image = IMAGE.read();
     for package in [&*MINI, &*KLEIN] {
         succeed(packager(&["verify"]).arg(package));
         succeed(Command::new(repository().join("scripts/check-evidence.sh")).arg(package));
