@@ -64,19 +64,30 @@ pub struct Entry {
 }
 
 /// Everything below `root`, dotfiles included, links not followed, sorted by path components:
-/// `foo/x` < `foo-bar/x` < `foo.txt`, which is not the order of the joined strings.
+/// `foo/x` < `foo-bar/x` < `foo.txt`, which is not the order of the joined strings. In a snapshot of the Hugging Face
+/// cache the links to its blobs are how files are kept there, and count as the files.
 pub fn walk(root: &Path) -> Result<Vec<Entry>> {
     let mut entries = Vec::new();
-    descend(root, root, &mut entries)?;
+    descend(root, root, blobs(root).as_deref(), &mut entries)?;
     entries.sort_by(|a, b| a.path.split('/').cmp(b.path.split('/')));
     Ok(entries)
 }
 
-fn descend(root: &Path, dir: &Path, entries: &mut Vec<Entry>) -> Result<()> {
+/// The blobs beside the snapshot that `root` is, or lies in.
+fn blobs(root: &Path) -> Option<PathBuf> {
+    let root = fs::canonicalize(root).ok()?;
+    let snapshots = root.ancestors().find(|path| path.file_name().is_some_and(|name| name == "snapshots"))?;
+    Some(snapshots.with_file_name("blobs")).filter(|blobs| blobs.is_dir())
+}
+
+fn descend(root: &Path, dir: &Path, blobs: Option<&Path>, entries: &mut Vec<Entry>) -> Result<()> {
     for item in fs::read_dir(dir).at("list", dir)? {
         let full = item.at("list", dir)?.path();
         let path = relative(root, &full)?;
-        let meta = full.symlink_metadata().at("inspect", &full)?;
+        let mut meta = full.symlink_metadata().at("inspect", &full)?;
+        if meta.is_symlink() && fs::canonicalize(&full).is_ok_and(|target| target.parent() == blobs) {
+            meta = full.metadata().at("inspect", &full)?;
+        }
         let class = if meta.is_symlink() {
             FileType::Link
         } else if meta.is_dir() {
@@ -91,7 +102,7 @@ fn descend(root: &Path, dir: &Path, entries: &mut Vec<Entry>) -> Result<()> {
             return Err(failure.next("remove it"));
         };
         if class == FileType::Directory {
-            descend(root, &full, entries)?;
+            descend(root, &full, blobs, entries)?;
         }
         entries.push(Entry { path, full, class });
     }

@@ -86,6 +86,20 @@ impl Scene {
         end(self.command(arguments).spawn().expect("the program starts"))
     }
 
+    /// Gets the package back into the cache; its snapshot.
+    fn fetch(&self) -> PathBuf {
+        let output = Command::new(env!("CARGO_BIN_EXE_packager"))
+            .args(["fetch", "--package", "org/small"])
+            .env_clear()
+            .env("HF_ENDPOINT", &self.endpoint)
+            .env("HF_HOME", self.dir.path().join("home"))
+            .env("HF_TOKEN", TOKEN)
+            .output()
+            .expect("runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("UTF-8").trim().into()
+    }
+
     fn json(&self, arguments: &[&str]) -> Value {
         let output = self.command(arguments).arg("--json").output().expect("runs");
         let text = String::from_utf8(output.stdout).expect("UTF-8");
@@ -172,6 +186,9 @@ fn case_13_a_package_is_pushed_read_back_and_a_second_push_sends_nothing() {
     assert!(scene.private("org/small"));
     // What consumers get proves itself.
     verify::verify(pulled(&scene.shown("org/small")).path()).expect("a good package");
+    let fetched = scene.fetch();
+    assert!(fs::symlink_metadata(fetched.join("README.md")).expect("a link").is_symlink());
+    verify::verify(&fetched).expect("a good package in the cache");
 
     let stored = scene.stored();
     let (code, text) = scene.run(&[]);
