@@ -18,11 +18,13 @@ use crate::{
     engine::{ENGINE, docker, docker_text},
     ours::{EXPECTED, IMAGE, MINI, packager},
     registry_server::Registry,
-    stand_in::Hub,
+    stand_in::{Hub, write::account},
     support::repository,
 };
 
 const REPO: &str = "flux2-tt/klein-mini";
+/// Of the author; consumers have none.
+const TOKEN: &str = "hf_test_token_of_the_author";
 const CONTAINER: &str = "tt-model-klein-mini-default";
 
 /// Files of a directory as the Hub would hold them.
@@ -54,7 +56,12 @@ impl Scene {
             _runtime: runtime,
             container: Container(CONTAINER.into()),
         };
-        scene.publish(&content(package));
+        // The author's push, as authors do it.
+        let account = account("author", "write", &[("flux2-tt", "write")]);
+        scene.hub.write.accounts.lock().expect("hub").insert(TOKEN.into(), account);
+        let mut push = packager(&["push", "--public", "--json"]);
+        push.env("HF_ENDPOINT", &scene.endpoint).env("HF_TOKEN", TOKEN);
+        succeed(push.arg(package));
         let weights = verify::read_wire(package).expect("wire").weights;
         assert_eq!(weights.repo_id, REPO);
         let checkpoint = content(&repository().join("examples/klein-mini/checkpoint")).into_iter().collect();
