@@ -22,7 +22,8 @@ ARG PROFILE=dist
 # The dependencies alone, over empty sources: this layer is kept until a manifest changes.
 RUN set -e; \
     for crate in code hub server packager; do mkdir -p $crate/src; echo 'fn main() {}' > $crate/src/main.rs; : > $crate/src/lib.rs; done; \
-    mkdir code/benches; echo 'fn main() {}' > code/benches/kernels.rs; \
+    mkdir code/benches; \
+    for bench in $(sed -n '/^\[\[bench\]\]/,/^name/s/^name = "\(.*\)"/\1/p' code/Cargo.toml); do echo 'fn main() {}' > code/benches/$bench.rs; done; \
     if [ -f build-ca.crt ]; then export CARGO_HTTP_CAINFO=/src/build-ca.crt; fi; \
     cargo build --locked --profile $PROFILE -p server; \
     rm -rf code/src code/benches hub/src server/src
