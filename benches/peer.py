@@ -36,7 +36,7 @@ def text_encoder(dtype, checkpoint):
     from transformers import Qwen3ForCausalLM
 
     model = Qwen3ForCausalLM.from_pretrained(f"{checkpoint}/text_encoder", dtype=dtype).eval()
-    ids = torch.randint(0, 1000, (1, 512))
+    ids = torch.randint(0, min(1000, model.config.vocab_size), (1, 512))
     mask = torch.zeros(1, 512, dtype=torch.long)
     mask[:, :30] = 1
     # As the pipeline of diffusers calls it.
