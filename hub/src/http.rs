@@ -6,29 +6,23 @@
 
 use std::{
     pin::pin,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, SystemTime},
 };
 
-use bytes::Bytes;
 use reqwest::{
-    Method, Response, StatusCode, Url,
-    header::{
-        ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
-        LOCATION, RETRY_AFTER,
-    },
+    Response, StatusCode, Url,
+    header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderValue, LOCATION, RETRY_AFTER},
 };
 use serde_json::Value;
 
+pub use crate::call::{Beat, Call, Content};
 use crate::{
     error::{Error, Kind, Result},
     progress::Progress,
     proxy,
     repo::encode,
     settings::Settings,
+    tls,
 };
 
 /// How often it is looked how far a body has gone.
@@ -64,94 +58,6 @@ impl Fault {
 impl From<Error> for Fault {
     fn from(error: Error) -> Self {
         Self::Final(error)
-    }
-}
-
-/// How far the body of a request has gone, so that a stall is told from a long upload.
-#[derive(Debug)]
-pub struct Beat {
-    last: Mutex<Instant>,
-    sent: AtomicU64,
-}
-
-impl Beat {
-    fn new() -> Arc<Self> {
-        Arc::new(Self { last: Mutex::new(Instant::now()), sent: AtomicU64::new(0) })
-    }
-
-    /// The connection took `bytes` more.
-    pub fn sent(&self, bytes: u64) {
-        self.sent.fetch_add(bytes, Ordering::Relaxed);
-        *self.last.lock().expect("no holder panics") = Instant::now();
-    }
-
-    fn quiet(&self) -> Duration {
-        self.last.lock().expect("no holder panics").elapsed()
-    }
-}
-
-/// Opens the body of a request from its start.
-type Open = Arc<dyn Fn(Arc<Beat>) -> reqwest::Body + Send + Sync>;
-
-/// What a request sends. It can be sent again, as often as it takes.
-#[derive(Clone)]
-pub enum Content {
-    /// From memory.
-    Bytes(Bytes),
-    /// Piece by piece, of a length known before.
-    Stream {
-        /// Bytes of the whole.
-        length: u64,
-        /// Opens it; reports what was taken.
-        open: Open,
-    },
-}
-
-/// A request that can be repeated.
-#[derive(Clone)]
-pub struct Call {
-    /// Method.
-    pub method: Method,
-    /// Where to.
-    pub url: Url,
-    /// Headers besides those that every request has.
-    pub headers: HeaderMap,
-    /// Body.
-    pub body: Content,
-    /// How many times longer than usual the answer may take: a commit or the end of an upload is work for the server.
-    pub patience: u32,
-}
-
-impl Call {
-    /// A GET.
-    pub fn get(url: Url) -> Self {
-        Self {
-            method: Method::GET,
-            url,
-            headers: HeaderMap::new(),
-            body: Content::Bytes(Bytes::new()),
-            patience: 1,
-        }
-    }
-
-    /// A request that sends something and may be answered late.
-    pub fn send(method: Method, url: Url, body: Content) -> Self {
-        Self { method, url, headers: HeaderMap::new(), body, patience: 10 }
-    }
-
-    /// A POST of JSON.
-    pub fn post(url: Url, value: &Value) -> Self {
-        let body = Content::Bytes(value.to_string().into());
-        Self::send(Method::POST, url, body).header(CONTENT_TYPE, "application/json")
-    }
-
-    /// Adds a header.
-    #[must_use]
-    pub fn header(mut self, name: HeaderName, value: &str) -> Self {
-        if let Ok(value) = HeaderValue::from_str(value) {
-            self.headers.insert(name, value);
-        }
-        self
     }
 }
 
@@ -201,7 +107,7 @@ impl<'a> Client<'a> {
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(settings.stall)
             .user_agent(concat!("flux2-tt-hub/", env!("CARGO_PKG_VERSION")))
-            .tls_backend_preconfigured(tls()?)
+            .tls_backend_preconfigured(tls::config()?)
             .build()
             .map_err(|error| Error::new(Kind::Network, "cannot set up HTTP").why(reason(error)))?;
         Ok(Self { http, settings, progress })
@@ -291,7 +197,7 @@ impl<'a> Client<'a> {
         loop {
             let left = limit.saturating_sub(beat.quiet());
             let answer = tokio::time::timeout(left.min(TICK), &mut sending).await;
-            let sent = beat.sent.load(Ordering::Relaxed);
+            let sent = beat.total();
             self.progress.add((sent - told) as i64);
             told = sent;
             match answer {
@@ -307,14 +213,14 @@ impl<'a> Client<'a> {
 
     /// What was sent in vain does not count.
     fn take_back(&self, beat: &Beat) {
-        self.progress.add(-(beat.sent.load(Ordering::Relaxed) as i64));
+        self.progress.add(-(beat.total() as i64));
     }
 
     /// No answer at all: the way there is named, and whether another try may do.
     fn unreachable(url: &Url, error: reqwest::Error) -> Fault {
         let proxy = error.is_connect().then(|| proxy::of(url, |name| std::env::var(name).ok())).flatten();
         let way = proxy.map(|proxy| format!(" through {proxy}")).unwrap_or_default();
-        let distrusted = distrusted(&error);
+        let distrusted = tls::distrusted(&error);
         let why = format!("{} cannot be reached{way}: {}", show(url), reason(error));
         if !distrusted {
             return Fault::again(why);
@@ -476,22 +382,6 @@ impl<'a> Client<'a> {
     }
 }
 
-/// True if the other side's certificate was refused: no repetition will change it.
-fn distrusted(error: &reqwest::Error) -> bool {
-    let mut inner: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = inner {
-        let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-        let wrapped = wrapped.map(|error| error as &(dyn std::error::Error + 'static));
-        if [Some(error), wrapped].into_iter().flatten().any(|error| {
-            matches!(error.downcast_ref::<rustls::Error>(), Some(rustls::Error::InvalidCertificate(_)))
-        }) {
-            return true;
-        }
-        inner = wrapped.or_else(|| error.source());
-    }
-    false
-}
-
 /// A failure of the hub's doing.
 pub fn hub(what: String, why: &str) -> Error {
     Error::new(Kind::Network, what).why(why).next("check HF_ENDPOINT and what stands between you and it")
@@ -540,18 +430,4 @@ fn next_page(from: &Url, headers: &HeaderMap) -> Option<Url> {
     let text = headers.get("link")?.to_str().ok()?;
     let link = text.split(',').find(|link| link.contains("rel=\"next\""))?;
     from.join(link.trim().strip_prefix('<')?.split_once('>')?.0).ok()
-}
-
-fn tls() -> Result<rustls::ClientConfig> {
-    let mut roots = rustls::RootCertStore::empty();
-    let found = rustls_native_certs::load_native_certs();
-    roots.add_parsable_certificates(found.certs);
-    if roots.is_empty() {
-        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| Error::new(Kind::Network, "cannot set up TLS").why(error))?;
-    Ok(config.with_root_certificates(roots).with_no_client_auth())
 }

@@ -12,6 +12,7 @@
 
 pub mod bar;
 pub mod cache;
+pub mod call;
 pub mod error;
 pub mod fetch;
 pub mod http;
@@ -23,6 +24,7 @@ pub mod proxy;
 pub mod push;
 pub mod repo;
 pub mod settings;
+pub mod tls;
 pub mod transfer;
 
 pub use error::{Error, Kind, Result};
