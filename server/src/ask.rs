@@ -4,7 +4,10 @@
 use std::sync::Arc;
 
 use axum::http::{HeaderMap, StatusCode};
-use flux2::{Request, RequestError, request::SEED_END};
+use flux2::{
+    Request, RequestError,
+    request::{Limits, SEED_END},
+};
 use opentelemetry::trace::SpanContext;
 use sha2::{Digest, Sha256};
 
@@ -119,6 +122,17 @@ fn preview_steps(count: usize, steps: usize) -> Vec<usize> {
     after
 }
 
+/// Checks the number of references before any is decoded: there may be a thousand.
+///
+/// # Errors
+/// A refusal of `images`.
+pub fn check_number(images: usize, limits: &Limits) -> Result<(), RequestError> {
+    if images <= limits.max_references {
+        return Ok(());
+    }
+    Err(RequestError::new("images", format!("got {images}, at most {} are allowed", limits.max_references)))
+}
+
 /// Checks `ask`, decodes its references and queues it.
 ///
 /// # Errors
@@ -148,10 +162,7 @@ pub async fn submit(
     };
     let limits = &model.info.limits;
     limits.check(&request).map_err(|error| ask.refused(&error))?;
-    if ask.images.len() > limits.max_references {
-        let message = format!("got {}, at most {} are allowed", ask.images.len(), limits.max_references);
-        return Err(ApiError::field((ask.names)("images"), message));
-    }
+    check_number(ask.images.len(), limits).map_err(|error| ask.refused(&error))?;
 
     let (ask, request) = prepare(app, ask, request).await?;
     limits.check(&request).map_err(|error| ask.refused(&error))?;

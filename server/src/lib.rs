@@ -12,6 +12,7 @@ pub mod body;
 pub mod config;
 pub mod download;
 pub mod encoder;
+pub mod engine;
 pub mod errors;
 pub mod exit;
 pub mod fields;

@@ -10,37 +10,17 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    net::TcpListener,
-    sync::{mpsc, oneshot, watch},
-    task::JoinHandle,
-    time::{sleep, timeout},
-};
+use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 
+pub use crate::engine::drain;
 use crate::{
     app::App,
     config::Config,
-    encoder,
+    engine::Engine,
     exit::{Exit, StartError},
-    lifecycle::Phase,
-    listener,
-    queue::job::{State, StopReason},
-    routes,
-    telemetry::Telemetry,
-    worker::{self, Opener},
+    listener, routes,
+    worker::Opener,
 };
-
-/// How long a load that cannot be interrupted may go on after SIGTERM. The CPU device has nothing to close; a card would
-/// be waited for.
-const LOAD_GRACE: Duration = Duration::from_secs(2);
-/// How long the running picture may take to notice that it was stopped.
-const STOP_GRACE: Duration = Duration::from_secs(10);
-/// How long finished pictures may take to be encoded.
-const ENCODE_GRACE: Duration = Duration::from_secs(10);
-/// How often a device that does not answer is looked for.
-const WATCH_INTERVAL: Duration = Duration::from_millis(200);
-/// How often old jobs are looked for.
-const REAP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A running server.
 pub struct Server {
@@ -48,10 +28,8 @@ pub struct Server {
     pub address: SocketAddr,
     /// Its state.
     pub app: Arc<App>,
-    worker: oneshot::Receiver<Result<(), StartError>>,
-    encoder: JoinHandle<()>,
+    engine: Engine,
     listener: JoinHandle<()>,
-    reaper: JoinHandle<()>,
     stop: watch::Sender<bool>,
 }
 
@@ -67,9 +45,10 @@ pub fn start(
     ready: impl FnOnce(SocketAddr) + Send + 'static,
 ) -> Result<Server, StartError> {
     let failure = |error: std::io::Error| StartError::new(Exit::Failure, error.to_string());
-    let app = Arc::new(App::new(config.clone(), checkpoint.clone())?);
     let address = listener.local_addr().map_err(failure)?;
     let listener = TcpListener::from_std(listener).map_err(failure)?;
+    let engine = Engine::start(config, checkpoint, opener, move || ready(address))?;
+    let app = engine.app.clone();
     let (stop, stopping) = watch::channel(false);
     let listener = tokio::spawn(listener::serve(
         listener,
@@ -78,25 +57,7 @@ pub fn start(
         Duration::from_secs_f64(config.header_limit),
         stopping,
     ));
-    let (rasters, received) = mpsc::unbounded_channel();
-    let encoder = tokio::spawn(encoder::run(app.clone(), received));
-    let (report, worker) = oneshot::channel();
-    let for_worker = app.clone();
-    let run = move || {
-        let options = worker::open_options(&for_worker.config, checkpoint, for_worker.sizes.limits.clone());
-        let result = worker::run(&for_worker, &options, opener, &rasters, || ready(address));
-        // Nobody listens when the process has given up waiting.
-        let _ = report.send(result);
-    };
-    std::thread::Builder::new().name("worker".into()).spawn(run).map_err(failure)?;
-    let reaping = app.clone();
-    let reaper = tokio::spawn(async move {
-        loop {
-            sleep(REAP_INTERVAL).await;
-            reaping.queue.reap();
-        }
-    });
-    Ok(Server { address, app, worker, encoder, listener, reaper, stop })
+    Ok(Server { address, app, engine, listener, stop })
 }
 
 impl Server {
@@ -110,79 +71,10 @@ impl Server {
     /// # Errors
     /// What went wrong, with its exit code.
     pub async fn wait(mut self) -> Result<(), StartError> {
-        let draining = draining(self.app.clone());
-        let result = tokio::select! {
-            done = &mut self.worker => done.unwrap_or_else(|_| {
-                Err(StartError::new(Exit::Failure, "the worker thread ended without a word"))
-            }),
-            error = stalled(self.app.clone()) => Err(error),
-            () = draining => self.drained().await,
-        };
-        if let Err(error) = &result {
-            self.app.life.go(Phase::Lost(error.message.clone()));
-            self.app.queue.close(&self.app.life.phase());
-        }
-        self.reaper.abort();
-        let _ =
-            timeout(if result.is_ok() { ENCODE_GRACE } else { Duration::from_secs(1) }, self.encoder).await;
+        let result = self.engine.wait().await;
         let _ = self.stop.send(true);
         let _ = self.listener.await;
-        if self.app.telemetry.is_some() {
-            let app = self.app.clone();
-            let _ = tokio::task::spawn_blocking(move || app.telemetry.as_ref().map(Telemetry::end)).await;
-        }
+        self.engine.end().await;
         result
-    }
-
-    async fn drained(&mut self) -> Result<(), StartError> {
-        let limit = if self.app.model().is_none() {
-            LOAD_GRACE
-        } else {
-            Duration::from_secs_f64(self.app.config.drain_limit)
-        };
-        if let Ok(done) = timeout(limit, &mut self.worker).await {
-            return done.unwrap_or(Ok(()));
-        }
-        let Some((job, _)) = self.app.queue.running() else { return Ok(()) };
-        tracing::warn!(job = job.id, "the running picture is over the drain limit and is stopped");
-        job.stop(StopReason::Draining);
-        if timeout(STOP_GRACE, &mut self.worker).await.is_err() {
-            job.finish(State::Error, Err(crate::queue::stopped(&job, StopReason::Draining)));
-        }
-        Ok(())
-    }
-}
-
-/// See [`Server::drain`]; for the signal handler, which has no server.
-pub fn drain(app: &App) {
-    if app.life.go(Phase::Draining) {
-        tracing::info!(waiting = app.queue.depth(), "draining: no new work, the running picture may finish");
-    }
-    app.queue.close(&Phase::Draining);
-}
-
-/// Returns when the process has been asked to stop.
-async fn draining(app: Arc<App>) {
-    // The sender lives in `app`.
-    let _ = app.life.watch().wait_for(|phase| *phase == Phase::Draining).await;
-}
-
-/// Returns when the device has not answered for longer than the limits allow; its job gets its 504.
-async fn stalled(app: Arc<App>) -> StartError {
-    let limit = app.config.execution_limit() + Duration::from_secs_f64(app.config.stall_limit);
-    loop {
-        sleep(WATCH_INTERVAL).await;
-        let Some((job, since)) = app.queue.running() else { continue };
-        if since < limit {
-            continue;
-        }
-        job.stop(StopReason::Deadline);
-        job.finish(State::Error, Err(worker::over_time(&app, &job)));
-        let why = format!(
-            "the device has not answered for {:.0} s in stage {}",
-            since.as_secs_f64(),
-            job.stage_name()
-        );
-        return StartError::new(Exit::Device, why);
     }
 }

@@ -11,6 +11,7 @@ pub(crate) mod run;
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 pub use load::{OnLoad, check, load, open};
+pub use reference_cache::CAPACITY as REFERENCE_CACHE_SIZE;
 pub use run::Flux2;
 pub(crate) use run::TOKEN_PIXELS;
 

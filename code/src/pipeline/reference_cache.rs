@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use crate::reference::ReferencePixels;
 
 /// Encodings kept, as in the original port's `REF_CACHE_SIZE`.
-const CAPACITY: usize = 4;
+pub const CAPACITY: usize = 4;
 
 /// Pixel content *and* geometry: two images with the same bytes in another shape are two references.
 #[derive(Clone, PartialEq, Eq)]
