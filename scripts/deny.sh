@@ -31,3 +31,5 @@ else
     say "advisories not checked: https://github.com/rustsec/advisory-db cannot be reached; run scripts/deny.sh where it can"
 fi
 "$deny" --locked check --hide-inclusion-graph "${checks[@]}"
+# The Python package has its own lock.
+"$deny" --manifest-path python/Cargo.toml --config deny.toml check --hide-inclusion-graph "${checks[@]}"

@@ -8,7 +8,10 @@ cd "$(dirname "$0")/.." || exit 1
 need cc:gcc,libc6-dev git:git python3:python3 curl:curl
 need_rust
 want chromedriver:chromium,chromium-driver && browser=1
-want node:nodejs npm:npm && { python3 -c 'import ensurepip' 2>/dev/null || want ensurepip:python3-venv; } && clients=1
+venv() { python3 -c 'import ensurepip' 2>/dev/null || want ensurepip:python3-venv; }
+pypi() { python3 -m venv target/pip && target/pip/bin/pip download -q --no-deps -d target/pip/seen maturin >/dev/null 2>&1; }
+venv && pypi && packages=1
+want node:nodejs npm:npm && venv && clients=1
 scripts/registry.sh || exit 1
 export CARGO_TARGET_DIR=$PWD/target CARGO_TERM_COLOR=never RUST_BACKTRACE=1
 mkdir -p target
@@ -55,6 +58,7 @@ count() {
 }
 
 step "format" cargo fmt --all --check
+step "format of python/" cargo fmt --manifest-path python/Cargo.toml --check
 step "lints" cargo clippy --workspace --all-targets --locked -- -D warnings
 cargo_tests
 RUSTDOCFLAGS="-D warnings" step "documentation" cargo doc --workspace --no-deps --locked --quiet
@@ -75,6 +79,12 @@ if [ -n "${clients:-}" ]; then
     step "real clients" tests/clients/run.sh
 else
     skip "real clients" tests/clients/run.sh
+fi
+if [ -n "${packages:-}" ]; then
+    step "lints of python/" cargo clippy --manifest-path python/Cargo.toml --all-targets -- -D warnings
+    step "Python package" python/tests/run.sh
+else
+    skip "Python package: python3 with venv, or PyPI, is missing" python/tests/run.sh
 fi
 if python=$(code/tests/scripts/diffusers_python.sh --installed); then
     step "pictures of other random weights against diffusers" "$python" code/tests/scripts/compare_diffusers.py \

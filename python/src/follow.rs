@@ -105,7 +105,7 @@ impl Progress for Follow<'_> {
                 Some(Python::attach(|py| errors::device(py, "the device was closed during the run")));
         }
         if self.failure.is_none() && self.looked.elapsed() >= SIGNALS {
-            self.failure = Python::attach(|py| py.check_signals()).err();
+            self.failure = Python::attach(Python::check_signals).err();
             self.looked = Instant::now();
         }
         self.failure.is_some()

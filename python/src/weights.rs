@@ -69,7 +69,7 @@ pub fn find_weights(
 async fn interrupted() -> PyErr {
     loop {
         tokio::time::sleep(SIGNALS).await;
-        if let Err(raised) = Python::attach(|py| py.check_signals()) {
+        if let Err(raised) = Python::attach(Python::check_signals) {
             return raised;
         }
     }
