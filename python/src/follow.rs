@@ -105,9 +105,15 @@ impl Progress for Follow<'_> {
                 Some(Python::attach(|py| errors::device(py, "the device was closed during the run")));
         }
         if self.failure.is_none() && self.looked.elapsed() >= SIGNALS {
-            self.failure = Python::attach(Python::check_signals).err();
+            self.failure = raised_by_signal();
             self.looked = Instant::now();
         }
         self.failure.is_some()
     }
+}
+
+/// What Python's handler of a signal that came in the meantime raises: `KeyboardInterrupt` for Ctrl-C.
+#[expect(clippy::redundant_closure_for_method_calls, reason = "the method itself is for one lifetime alone")]
+pub fn raised_by_signal() -> Option<PyErr> {
+    Python::attach(|py| py.check_signals()).err()
 }

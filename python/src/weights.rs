@@ -7,7 +7,7 @@ use clap::Parser;
 use pyo3::{exceptions::PyValueError, prelude::*};
 use server::{config::Config, download};
 
-use crate::errors;
+use crate::{errors, follow::raised_by_signal};
 
 /// How often a download looks for Ctrl-C.
 const SIGNALS: Duration = Duration::from_millis(100);
@@ -69,7 +69,7 @@ pub fn find_weights(
 async fn interrupted() -> PyErr {
     loop {
         tokio::time::sleep(SIGNALS).await;
-        if let Err(raised) = Python::attach(Python::check_signals) {
+        if let Some(raised) = raised_by_signal() {
             return raised;
         }
     }
