@@ -28,6 +28,8 @@ TINY = ROOT / "code/tests/fixtures/tiny"
 MINI = ROOT / "examples/klein-mini/checkpoint"
 #: The server's binary, as the workspace's tests build it.
 BINARY = os.environ.get("FLUX2_SERVER", str(ROOT / "target/debug/flux2-server"))
+#: The stand-in of the Hub, as the workspace's tests build it.
+HUB = str(Path(BINARY).parent / "examples/stand_in")
 SETTINGS = ("KLEIN_SNAPSHOT", "KLEIN_TEXT_ENCODER", "HF_HUB_CACHE", "HF_HOME", "HF_ENDPOINT", "HF_HUB_OFFLINE", "API_KEY")
 
 

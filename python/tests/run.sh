@@ -34,7 +34,8 @@ fresh() {
     "$2" -m venv "$work/$1"
 }
 
-[ -x "$FLUX2_SERVER" ] || cargo build --locked -p server
+# The workspace's tests build both.
+[ -x "$FLUX2_SERVER" ] && [ -x "${FLUX2_SERVER%/*}/examples/stand_in" ] || cargo build --locked --workspace --bins --examples
 rm -rf "$work/wheels"
 for index in "${!list[@]}"; do
     python=${list[$index]}

@@ -131,7 +131,7 @@ impl Engine {
     }
 }
 
-/// See [`Server::drain`]; for the signal handler, which has no server.
+/// See [`crate::serve::Server::drain`]; for the signal handler, which has no server.
 pub fn drain(app: &App) {
     if app.life.go(Phase::Draining) {
         tracing::info!(waiting = app.queue.depth(), "draining: no new work, the running picture may finish");

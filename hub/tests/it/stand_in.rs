@@ -10,7 +10,9 @@ pub mod write;
 
 use std::{
     collections::BTreeMap,
+    fs,
     net::SocketAddr,
+    path::Path,
     sync::{Arc, Mutex},
 };
 
@@ -86,6 +88,22 @@ pub fn sha256(bytes: &[u8]) -> String {
 /// Git's name of a blob.
 pub fn git_id(bytes: &[u8]) -> String {
     hex(Sha1::new().chain_update(format!("blob {}\0", bytes.len())).chain_update(bytes).finalize())
+}
+
+/// The files below a directory, by path.
+pub fn files(directory: &Path) -> BTreeMap<String, Bytes> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(directory).expect("a directory").flatten() {
+        let name = entry.file_name().into_string().expect("UTF-8");
+        if entry.path().is_dir() {
+            found.extend(
+                files(&entry.path()).into_iter().map(|(path, bytes)| (format!("{name}/{path}"), bytes)),
+            );
+        } else {
+            found.insert(name, fs::read(entry.path()).expect("a file").into());
+        }
+    }
+    found
 }
 
 impl Hub {

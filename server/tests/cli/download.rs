@@ -2,8 +2,6 @@
 //! `serve --download`: the pinned revision from a hub into the cache, then the ready line; nothing again when it is there.
 
 use std::{
-    collections::BTreeMap,
-    fs,
     io::{BufRead as _, BufReader},
     path::Path,
     process::{Command, Output, Stdio},
@@ -13,20 +11,9 @@ use std::{
 use flux2::spec::{DEV, KLEIN, ModelSpec};
 
 use crate::{
-    stand_in::{Hub, Repo, error},
+    stand_in::{Hub, Repo, error, files},
     support::{root, tiny},
 };
-
-fn files(dir: &Path, below: &str, files: &mut BTreeMap<String, axum::body::Bytes>) {
-    for entry in fs::read_dir(dir).expect("a directory").flatten() {
-        let path = format!("{below}{}", entry.file_name().to_str().expect("UTF-8"));
-        if entry.path().is_dir() {
-            self::files(&entry.path(), &format!("{path}/"), files);
-        } else {
-            files.insert(path, fs::read(entry.path()).expect("a file").into());
-        }
-    }
-}
 
 /// A server that downloads from `endpoint` into `home`.
 fn serve(endpoint: &str, home: &Path, offline: bool) -> Command {
@@ -55,9 +42,8 @@ fn ready(mut command: Command) -> bool {
 /// A hub that has a checkpoint under a published model's name, and further files.
 fn hub(spec: &ModelSpec, checkpoint: &Path, further: &[&str]) -> (Arc<Hub>, String, tokio::runtime::Runtime) {
     let mut repo = Repo { main: spec.revision.into(), ..Repo::default() };
-    let mut all: BTreeMap<_, _> =
-        further.iter().map(|name| ((*name).to_owned(), vec![0; 1000].into())).collect();
-    files(checkpoint, "", &mut all);
+    let mut all = files(checkpoint);
+    all.extend(further.iter().map(|name| ((*name).to_owned(), vec![0; 1000].into())));
     repo.commits.insert(spec.revision.into(), all);
     let hub = Arc::new(Hub::default());
     hub.repos.lock().expect("hub").insert(spec.repository.into(), repo);
