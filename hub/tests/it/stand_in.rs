@@ -91,6 +91,7 @@ pub fn git_id(bytes: &[u8]) -> String {
 }
 
 /// The files below a directory, by path.
+#[allow(dead_code, reason = "the crate's own tests serve noise")]
 pub fn files(directory: &Path) -> BTreeMap<String, Bytes> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(directory).expect("a directory").flatten() {
