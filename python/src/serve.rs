@@ -87,18 +87,17 @@ fn promised<T: Send + 'static>(
     Ok(future)
 }
 
-/// The engine and the router, once they are there.
-#[derive(Default)]
+/// What a server has once it has started.
 struct Parts {
-    app: OnceLock<Arc<App>>,
-    router: OnceLock<Router>,
+    app: Arc<App>,
+    router: Router,
 }
 
 /// The server: one model, its queue and its routes.
 #[pyclass(frozen, module = "tt_flux2_klein._native")]
 pub struct Server {
     runtime: Mutex<Option<Runtime>>,
-    parts: Arc<Parts>,
+    parts: Arc<OnceLock<Parts>>,
     stop: watch::Sender<bool>,
 }
 
@@ -153,8 +152,8 @@ impl Server {
     /// Takes no new work, fails what waits, lets the running picture finish.
     fn drain(&self) {
         self.stop.send_replace(true);
-        if let Some(app) = self.parts.app.get() {
-            engine::drain(app);
+        if let Some(parts) = self.parts.get() {
+            engine::drain(&parts.app);
         }
     }
 
@@ -173,9 +172,10 @@ impl Server {
         peer: Option<&str>,
     ) -> PyResult<Exchange> {
         let runtime = self.handle()?;
-        let Some(router) = self.parts.router.get().cloned() else {
+        let Some(parts) = self.parts.get() else {
             return Err(PyRuntimeError::new_err("the server has not started"));
         };
+        let router = parts.router.clone();
         let (sender, mut receiver) = mpsc::channel::<Bytes>(1);
         let body = Body::from_stream(
             poll_fn(move |context| receiver.poll_recv(context)).map(Ok::<_, std::convert::Infallible>),
@@ -213,7 +213,11 @@ impl Server {
 }
 
 /// As `flux2-server serve` begins, but for the listener.
-async fn begin(config: &Config, parts: Arc<Parts>, warm: Arc<Promise>) -> Result<Engine, StartError> {
+async fn begin(
+    config: &Config,
+    parts: Arc<OnceLock<Parts>>,
+    warm: Arc<Promise>,
+) -> Result<Engine, StartError> {
     static LOG: Once = Once::new();
     let mut log = Ok(());
     LOG.call_once(|| log = logging::install(config));
@@ -227,8 +231,7 @@ async fn begin(config: &Config, parts: Arc<Parts>, warm: Arc<Promise>) -> Result
     let ready = move || warm.settle(|py| Ok(py.None()));
     let engine = Engine::start(config, checkpoint, Box::new(flux2::open), ready)?;
     // Nothing else sets them: a server starts once.
-    let _ = parts.router.set(routes::router(engine.app.clone()));
-    let _ = parts.app.set(engine.app.clone());
+    let _ = parts.set(Parts { app: engine.app.clone(), router: routes::router(engine.app.clone()) });
     Ok(engine)
 }
 
