@@ -108,8 +108,17 @@ pub fn find_with(
 /// [`text_encoder_override`] with an environment of the caller's.
 pub fn text_encoder_override_with(environment: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let path = PathBuf::from(environment(TEXT_ENCODER_VARIABLE).filter(|value| !value.is_empty())?);
-    let inside = path.join("text_encoder");
-    Some(if inside.is_dir() { inside } else { path })
+    Some(inside(path))
+}
+
+/// `text_encoder/` of the checkpoint, or what is given in its place: a text-encoder directory or a checkpoint that holds one.
+pub fn text_encoder_directory(checkpoint: &Path, given: Option<&Path>) -> PathBuf {
+    given.map_or_else(|| checkpoint.join("text_encoder"), |given| inside(given.to_path_buf()))
+}
+
+fn inside(given: PathBuf) -> PathBuf {
+    let inside = given.join("text_encoder");
+    if inside.is_dir() { inside } else { given }
 }
 
 /// `models--owner--name/snapshots/revision`, as huggingface_hub lays out its cache.

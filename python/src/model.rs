@@ -2,7 +2,7 @@
 //! A loaded model that Python's threads share.
 
 use std::{
-    path::{Path, PathBuf},
+    path::PathBuf,
     process,
     sync::{
         Mutex,
@@ -13,7 +13,6 @@ use std::{
 use flux2::{
     DeviceChoice, OpenOptions, Pipeline, Request, RgbImage,
     device::Precision,
-    model::Configs,
     pipeline::{Latents, PromptEmbeds, References, Stage},
     reference,
     request::Limits,
@@ -88,16 +87,15 @@ impl Model {
             let limits = spec.limits.clone();
             let limits = if small_sizes { limits.with_small_sizes() } else { limits };
             let options = OpenOptions {
-                checkpoint: checkpoint.clone(),
-                text_encoder: text_encoder.clone(),
+                checkpoint,
+                text_encoder,
                 device: DeviceChoice::Cpu { threads },
                 precision,
                 limits: Some(limits),
             };
-            let pipeline = flux2::open(&options, &mut |_, _| ())?;
-            Ok((pipeline, embeds_width(&checkpoint, text_encoder.as_deref())?))
+            flux2::open(&options, &mut |_, _| ())
         });
-        let (pipeline, width) = loaded.map_err(|error| errors::pipeline(py, &error))?;
+        let pipeline = loaded.map_err(|error| errors::pipeline(py, &error))?;
         py.check_signals()?;
         let info = pipeline.info();
         Ok(Self {
@@ -109,7 +107,7 @@ impl Model {
             name: info.model.clone(),
             device: info.device.clone(),
             dtype: info.precision.name(),
-            embeds_shape: (info.spec.prompt.tokens, width),
+            embeds_shape: (info.spec.prompt.tokens, info.prompt_embeds_width),
             pipeline: Mutex::new(Some(pipeline)),
         })
     }
@@ -292,16 +290,6 @@ impl Model {
         let decoded: Result<Vec<_>, _> = py.detach(decode);
         decoded.map_err(|error| errors::request(py, &error))
     }
-}
-
-/// Columns of prompt embeds, as the transformer takes them.
-fn embeds_width(checkpoint: &Path, text_encoder: Option<&Path>) -> flux2::Result<usize> {
-    let own = checkpoint.join("text_encoder");
-    let given = text_encoder.map(|given| {
-        let inside = given.join("text_encoder");
-        if inside.is_dir() { inside } else { given.to_path_buf() }
-    });
-    Ok(Configs::read(checkpoint, &given.unwrap_or(own))?.transformer.joint_attention_dim)
 }
 
 /// Values as the bytes of a writable array.

@@ -86,7 +86,7 @@ impl App {
     pub fn new(config: Config, checkpoint: PathBuf) -> Result<Self, StartError> {
         // Preflight has read these files already; without them estimates are less good, and that is all.
         let spec = flux2::spec::of_checkpoint(&checkpoint).unwrap_or(&flux2::spec::KLEIN);
-        let text_encoder = config.text_encoder().unwrap_or_else(|| checkpoint.join("text_encoder"));
+        let text_encoder = snapshot::text_encoder_directory(&checkpoint, config.text_encoder().as_deref());
         let configs = Configs::read(&checkpoint, &text_encoder).ok();
         let name = configs.as_ref().map_or_else(
             || spec.name.to_owned(),

@@ -21,6 +21,7 @@ use crate::{
     model::{Configs, Loader, Model, Weights, text_encoder::TextEncoder, transformer::Transformer, vae::Vae},
     prompt::PromptTokenizer,
     request::Limits,
+    snapshot::text_encoder_directory,
     spec::{self, ModelSpec},
     weight::Weight,
 };
@@ -111,13 +112,6 @@ impl Weights for Counted<'_> {
 /// Shards of layers after the last tap may be absent.
 fn open_text_encoder(directory: &Path, spec: &ModelSpec) -> Result<Component> {
     Component::open_needed(directory, "model", |name| spec.text_encoder.needs(name))
-}
-
-/// `text_encoder/` of the checkpoint, or the override: a text-encoder directory or a checkpoint that holds one.
-fn text_encoder_directory(checkpoint: &Path, text_encoder: Option<&Path>) -> PathBuf {
-    let Some(given) = text_encoder else { return checkpoint.join("text_encoder") };
-    let inside = given.join("text_encoder");
-    if inside.is_dir() { inside } else { given.to_path_buf() }
 }
 
 #[derive(Deserialize)]

@@ -75,6 +75,8 @@ pub struct ModelInfo {
     pub precision: Precision,
     /// Ranges that requests are checked against.
     pub limits: Limits,
+    /// Columns of prompt embeds.
+    pub prompt_embeds_width: usize,
     /// Memory that the weights take.
     pub memory: MemoryReport,
 }

@@ -126,6 +126,7 @@ impl<D: Device> Flux2<D> {
             mesh: device.mesh(),
             precision: device.precision(),
             limits: limits.unwrap_or_else(|| spec.limits.clone()),
+            prompt_embeds_width: configs.transformer.joint_attention_dim,
             memory: device.memory(),
         };
         let noise = device.precision();

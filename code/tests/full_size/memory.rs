@@ -153,7 +153,7 @@ fn weights_larger_than_memory_make_the_same_picture() {
 }
 
 #[test]
-#[ignore = "the test above runs it in a process of its own"]
+#[ignore = "the test above runs it in a process of its own: cargo test -p flux2 --test full_size"]
 fn picture_in_the_group() {
     let Some(checkpoint) = env::var_os(CHECKPOINT).map(PathBuf::from) else { return };
     if let Some(group) = env::var_os(GROUP) {

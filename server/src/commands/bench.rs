@@ -19,6 +19,7 @@ use flux2::{
     model::Configs,
     pipeline::Pipeline,
     plan::{self, Run},
+    snapshot::text_encoder_directory,
 };
 use serde::Serialize;
 
@@ -106,7 +107,7 @@ impl Bench {
         let checkpoint = self.checkpoint.find()?;
         let text_encoder = self.checkpoint.text_encoder();
         let spec = flux2::spec::of_checkpoint(&checkpoint).map_err(Failure::checkpoint)?;
-        let text_configs = text_encoder.clone().unwrap_or_else(|| checkpoint.join("text_encoder"));
+        let text_configs = text_encoder_directory(&checkpoint, text_encoder.as_deref());
         let configs = Configs::read(&checkpoint, &text_configs).map_err(Failure::checkpoint)?;
         let limits = spec.limits.clone();
         let limits = if self.allow_small { limits.with_small_sizes() } else { limits };

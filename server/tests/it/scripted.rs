@@ -84,6 +84,7 @@ impl Scripted {
                 mesh: [1, 1],
                 precision: Precision::F32,
                 limits: spec.limits.clone().with_small_sizes(),
+                prompt_embeds_width: 0,
                 memory: MemoryReport::default(),
             },
             tokenizer: Arc::new(
@@ -186,11 +187,11 @@ impl Pipeline for Scripted {
     }
 
     fn encode(&mut self, _prompt: &str, _progress: &mut dyn Progress) -> Result<PromptEmbeds> {
-        unimplemented!("the server calls generate alone")
+        unreachable!("the server calls generate alone")
     }
 
     fn references(&mut self, _images: &[RgbImage], _progress: &mut dyn Progress) -> Result<References> {
-        unimplemented!("the server calls generate alone")
+        unreachable!("the server calls generate alone")
     }
 
     fn denoise(
@@ -202,10 +203,10 @@ impl Pipeline for Scripted {
         _seed: u64,
         _progress: &mut dyn Progress,
     ) -> Result<Latents> {
-        unimplemented!("the server calls generate alone")
+        unreachable!("the server calls generate alone")
     }
 
     fn decode(&mut self, _latents: &Latents, _progress: &mut dyn Progress) -> Result<RgbImage> {
-        unimplemented!("the server calls generate alone")
+        unreachable!("the server calls generate alone")
     }
 }
