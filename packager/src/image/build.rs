@@ -11,7 +11,13 @@ use bollard::{
 use clap::ValueEnum;
 use futures_util::StreamExt as _;
 
-use super::{context::Context, dockerfile::buildkit_features, engine::Engine, events::Follower, stream};
+use super::{
+    context::Context,
+    dockerfile::buildkit_features,
+    engine::{Engine, ended_within_a_line},
+    events::Follower,
+    stream,
+};
 use crate::error::{At, Class, Failure, Result};
 
 /// Which builder of the engine does the work.
@@ -178,6 +184,7 @@ async fn attempt(
     let (body, producer) = stream::produce(move |chunks| context.write(chunks));
     let mut messages =
         std::pin::pin!(engine.docker.build_image(options.build(), None, Some(body_try_stream(body))));
+    let mut cut = false;
     loop {
         let message = tokio::time::timeout(request.idle, messages.next()).await.map_err(|_| {
             let limit = request.idle.as_secs();
@@ -188,6 +195,11 @@ async fn attempt(
         match message {
             None => break,
             Some(Ok(info)) => follower.take(info),
+            // The image was reported; whether it is the one that has the tag is asked below.
+            Some(Err(error)) if follower.image.is_some() && ended_within_a_line(&error) => {
+                cut = true;
+                break;
+            }
             Some(Err(error)) => return Err(classify(error, producer, builder).await),
         }
     }
@@ -196,8 +208,14 @@ async fn attempt(
     }
     follower.finish();
     // A stream that ends without an image is a failure, whatever it said before.
-    match engine.docker.inspect_image(&request.tag).await {
-        Ok(image) => image.id.ok_or_else(|| Stopped::Engine("the engine reports no image id".into())),
+    match engine.docker.inspect_image(&request.tag).await.map(|image| image.id) {
+        Ok(Some(id)) if !cut || follower.image.as_ref() == Some(&id) => Ok(id),
+        Ok(Some(id)) => Err(Stopped::Engine(format!(
+            "the build made {}, but {} is {id}",
+            follower.image.as_deref().unwrap_or_default(),
+            request.tag
+        ))),
+        Ok(None) => Err(Stopped::Engine("the engine reports no image id".into())),
         Err(error) => Err(Stopped::Engine(format!(
             "the build ended without an image: {}",
             super::engine::root_cause(&error)

@@ -13,7 +13,11 @@ use bollard::{
 };
 use futures_util::StreamExt as _;
 
-use super::{engine::Engine, events::strip_escapes, stream};
+use super::{
+    engine::{Engine, ended_within_a_line},
+    events::strip_escapes,
+    stream,
+};
 use crate::{
     error::{At, Class, Failure, Result},
     files::{self, FileType},
@@ -44,6 +48,7 @@ pub async fn load(engine: &Engine, layout: &Path) -> Result<()> {
         body_try_stream(body),
         None
     ));
+    let mut loaded = false;
     loop {
         let what = "the image could not be loaded into the engine";
         let next = tokio::time::timeout(stream::IDLE, messages.next()).await;
@@ -52,7 +57,10 @@ pub async fn load(engine: &Engine, layout: &Path) -> Result<()> {
         })?;
         match next {
             None => break,
-            Some(Ok(_)) => {}
+            Some(Ok(message)) => {
+                loaded |= message.stream.is_some_and(|text| text.starts_with("Loaded image"));
+            }
+            Some(Err(error)) if loaded && ended_within_a_line(&error) => break,
             Some(Err(error)) => {
                 if let Ok(Err(failure)) = producer.await {
                     return Err(failure);

@@ -193,6 +193,14 @@ pub fn root_cause(error: &dyn std::error::Error) -> String {
     cause.to_string()
 }
 
+/// Whether a stream of messages ended with bytes that are no whole message. That is a message cut off, or
+/// nothing but the last line's `\r\n`: bollard 0.21 takes a message as soon as its `}` is there, and when
+/// the line's end comes in a later chunk it has `\r` left over. Who gets this must ask the engine what is true.
+pub fn ended_within_a_line(error: &bollard::errors::Error) -> bool {
+    // The words are tokio-util's (`Decoder::decode_eof`); the error has no type of its own.
+    matches!(error, bollard::errors::Error::IOError { err } if err.to_string() == "bytes remaining on stream")
+}
+
 impl Engine {
     /// A failure of this engine.
     pub fn failed(&self, what: impl Into<String>, error: &bollard::errors::Error) -> Failure {

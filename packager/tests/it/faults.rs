@@ -24,6 +24,9 @@ use tempfile::TempDir;
 
 use crate::support::write;
 
+/// In a body: what follows is sent a moment later, as a chunk of its own.
+const PAUSE: &str = "<pause>";
+
 type Answer = Box<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
 /// A socket that answers every request by its first line.
@@ -86,11 +89,16 @@ fn respond(mut stream: UnixStream, seen: &Mutex<Vec<String>>, answer: &dyn Fn(&s
     };
     match body {
         Some(body) => {
+            let parts: Vec<&str> = body.split(PAUSE).collect();
             let head = format!(
                 "HTTP/1.1 200 OK\r\nApi-Version: 1.41\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-                body.len()
+                parts.iter().map(|part| part.len()).sum::<usize>()
             );
-            let _ = stream.write_all((head + &body).as_bytes());
+            let _ = stream.write_all(head.as_bytes());
+            for part in parts {
+                let _ = stream.write_all(part.as_bytes());
+                std::thread::sleep(Duration::from_millis(50));
+            }
         }
         None => std::thread::sleep(Duration::from_secs(30)),
     }
@@ -151,6 +159,26 @@ async fn case_9_case_10_buildkit_that_cannot_be_followed_falls_back_to_the_class
         }));
         assert_eq!(run(&stand_in, request(Builder::Auto)).await.expect("built"), "sha256:abc", "{fault}");
         assert!(stand_in.asked("version=2") == 1 && stand_in.asked("/build?") == 2, "{fault}");
+    }
+}
+
+#[tokio::test]
+async fn a_line_that_ends_in_a_later_chunk_is_no_fault_and_a_cut_one_proves_nothing() {
+    let built = "{\"aux\":{\"ID\":\"sha256:abc\"}}\r\n";
+    let run_with = async |messages: String| {
+        let stand_in = StandIn::start(Box::new(move |path| {
+            Some(if path.contains("/build") { messages.clone() } else { IMAGE.into() })
+        }));
+        run(&stand_in, request(Builder::Classic)).await
+    };
+    let late = format!("{built}{{\"stream\":\"Successfully tagged x\"}}{PAUSE}\r\n");
+    assert_eq!(run_with(late).await.expect("built"), "sha256:abc");
+    // Cut before any image, and cut when the tag still names an older image.
+    for messages in
+        ["{\"stream\":\"Step 1".into(), format!("{}{{\"stream\":\"Succ", built.replace("abc", "def"))]
+    {
+        let failure = run_with(messages.clone()).await.expect_err("cut off");
+        assert_eq!(failure.class.exit_code(), 4, "{messages}: {failure}");
     }
 }
 
