@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -169,6 +170,15 @@ def test_a_callback_follows_and_stops(model: KleinTT) -> None:
     assert model.generate("x", 64, 64, 1)[0].tobytes() == before
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Python's own handler, which it does not set where it was started with the signal ignored: in the background, in CI."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals reach the main thread")
 def test_ctrl_c_ends_a_run_within_one_operation(model: KleinTT) -> None:
     begun: list[float] = []
@@ -188,6 +198,7 @@ def test_ctrl_c_ends_a_run_within_one_operation(model: KleinTT) -> None:
     assert model.generate("x", 64, 64, 1)[0].size == (64, 64)
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_a_wait_for_another_threads_run(model: KleinTT) -> None:
     stop = threading.Event()
     with ThreadPoolExecutor() as pool:
